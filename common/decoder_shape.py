@@ -12,6 +12,7 @@ from typing import Any
 
 from common.errors import ModelError
 from common.expert_shape import ExpertShape, read_experts
+from common.latent_shape import LatentShape, read_latent
 from common.quantization import read_quantization
 
 
@@ -25,6 +26,7 @@ class Architecture:
     tied: bool = False  # the head is the embedding
     gated: bool = True  # False: an MLP has two maps, not three
     has_experts: bool = False
+    has_latents: bool = False  # keys and values of all heads are made of one latent
     has_images: bool = False  # the language model is what `text_config` says
     defaults: Mapping[str, Any] = field(default_factory=dict)  # that files of the family leave out
 
@@ -34,6 +36,17 @@ _GEMMA3_DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
+}
+
+_GPT_OSS_DEFAULTS = {
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
 }
 
 _LLAMA4_DEFAULTS = {
@@ -93,12 +106,37 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", "AFM 4.5B", gated=False),
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense", "Hunyuan, dense"),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ERNIE 4.5, dense", head_dim=128, tied=True),
+    "DeepseekV2ForCausalLM": Architecture(
+        "deepseek_v2",
+        "DeepSeek V2, V2-Lite, V2.5",
+        has_experts=True,
+        has_latents=True,
+        defaults={"n_shared_experts": 2},
+    ),
+    "DeepseekV3ForCausalLM": Architecture(
+        "deepseek_v3",
+        "DeepSeek V3, V3.1, R1; Kimi K2",
+        has_experts=True,
+        has_latents=True,
+        defaults={
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 3,
+            "max_position_embeddings": 4096,
+        },
+    ),
     "MixtralForCausalLM": Architecture("mixtral", "Mixtral 8x7B, 8x22B", has_experts=True),
     "Qwen2MoeForCausalLM": Architecture(
         "qwen2_moe", "Qwen1.5-MoE, Qwen2 57B-A14B", has_experts=True
     ),
     "Qwen3MoeForCausalLM": Architecture(
         "qwen3_moe", "Qwen3, mixtures of experts", has_experts=True
+    ),
+    "GptOssForCausalLM": Architecture(
+        "gpt_oss",
+        "gpt-oss 20B, 120B",
+        head_dim=64,
+        has_experts=True,
+        defaults=_GPT_OSS_DEFAULTS,
     ),
     "OlmoeForCausalLM": Architecture("olmoe", "OLMoE", has_experts=True),
     "GraniteMoeForCausalLM": Architecture("granitemoe", "Granite 3, 1B and 3B", has_experts=True),
@@ -163,11 +201,12 @@ class DecoderShape:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # with latents, of what is rotated
     max_position_embeddings: int
     tie_word_embeddings: bool
     gated: bool = True
     experts: ExpertShape | None = None
+    latent: LatentShape | None = None
 
     @property
     def num_layer_weights(self) -> int:
@@ -193,7 +232,10 @@ class DecoderShape:
 
     def _layer_weights(self, num_routed: int) -> int:
         """Of all layers, where so many experts count."""
-        attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        if self.latent is None:
+            attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        else:
+            attention = self.latent.num_weights(self.hidden_size, self.num_heads)
         mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
         if self.experts is None:
             return self.num_layers * (attention + mlp)
@@ -207,6 +249,8 @@ class DecoderShape:
         return self.num_layers * self.layer_cache_bytes(num_tokens, itemsize)
 
     def layer_cache_bytes(self, num_tokens: int, itemsize: int) -> int:
+        if self.latent is not None:
+            return num_tokens * self.latent.entry_dim * itemsize
         return num_tokens * 2 * self.num_kv_heads * self.head_dim * itemsize
 
     def position_bytes(self, num_positions: int) -> int:
@@ -257,7 +301,11 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
     family, raw = ARCHITECTURES[family_of(raw)], language_fields(raw)
     num_heads = _count(raw, "num_attention_heads")
     hidden_size = _count(raw, "hidden_size")
+    latent = read_latent(raw) if family.has_latents else None
+    head_dim = _count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads))
     num_kv_heads = _count(raw, "num_key_value_heads", num_heads)
+    if latent is not None:
+        head_dim, num_kv_heads = latent.rope_dim, 1
     if num_heads % num_kv_heads:
         raise ModelError(
             f"config.json: num_attention_heads {num_heads} is not a multiple of "
@@ -271,11 +319,12 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads)),
+        head_dim=head_dim,
         max_position_embeddings=_num_positions(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tied)),
         gated=family.gated,
         experts=read_experts(raw, num_layers) if family.has_experts else None,
+        latent=latent,
     )
 
 

@@ -40,7 +40,13 @@ from services.compute.kernels.expert_matvec import (
     expert_gate_up_rows,
     expert_row_config,
 )
-from services.compute.kernels.route import MAX_ROWS, Router, route_few_rows, route_rows
+from services.compute.kernels.route import (
+    MAX_ROWS,
+    Counting,
+    Router,
+    route_few_rows,
+    route_rows,
+)
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
 from services.compute.layers.parts import Gating
@@ -130,13 +136,19 @@ class Rows:
         self.inner_RF = values(pairs, mixture.inner)
         self.rows_RE = values(pairs, hidden)
         self.out_TE = values(num_tokens, hidden)
+        self.counting = Counting(
+            torch.zeros(mixture.num_experts, device="cuda", dtype=torch.int64),
+            torch.tensor([num_tokens], device="cuda", dtype=torch.int32),
+        )
         self.order = ExpertOrder.empty(pairs, mixture.num_experts, block, self.x_TE.device)
         self.route()
         self.sort()
 
-    def route(self, *, pdl: bool = False) -> None:
+    def route(self, *, pdl: bool = False, counts: bool = True) -> None:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)
-        route_rows(self.logits_TX, routing, None, self.weights_TK, self.experts_TK, pdl=pdl)
+        routes = self.weights_TK, self.experts_TK
+        counting = self.counting if counts else None
+        route_rows(self.logits_TX, routing, None, *routes, counting=counting, pdl=pdl)
 
     def route_few(self, *, pdl: bool = False) -> None:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)
@@ -286,8 +298,11 @@ def cases() -> Iterator[Case]:
         yield case(f"router and route 128 T={num_tokens}", [rows.route_few], rows, [])
     for num_tokens in (1, 64, 2048, 8192):
         rows = Rows(many, num_tokens, 128)
-        yield case(f"route 128 T={num_tokens}", [rows.route], rows, [])
-        yield case(f"sort 128 T={num_tokens}", [rows.sort], rows, [])
+        nothing: list[ExpertStack] = []
+        for counts in (False, True):
+            name = f"route{' and count' * counts} 128 T={num_tokens}"
+            yield case(name, [partial(rows.route, counts=counts)], rows, nothing)
+        yield case(f"sort 128 T={num_tokens}", [rows.sort], rows, nothing)
 
 
 def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:

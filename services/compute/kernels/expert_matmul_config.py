@@ -88,7 +88,8 @@ def expert_config(
 ) -> ExpertConfig:
     """For tiles of so many rows."""
     if dtype == torch.float32:
-        return ExpertConfig(rows, 32, 32, num_stages=2)
+        block_in = _block_in(stack, rows) if isinstance(stack.weight, Packed) else 32
+        return ExpertConfig(rows, 32, block_in, num_stages=2)
     block_out = 64 if gated or rows < MAX_BLOCK_ROWS else 128
     num_warps = 8 if rows >= 128 else 4
     config = ExpertConfig(rows, block_out, _block_in(stack, rows), num_warps)

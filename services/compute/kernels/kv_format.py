@@ -31,7 +31,7 @@ ALIGNMENT = 16  # bytes, of a load by one thread
 class LayerPages(NamedTuple):
     """One layer's part of all pages; each page's is contiguous."""
 
-    entries: Tensor  # [N, 2, K, P, D]: keys, then values
+    entries: Tensor  # [N, 2, K, P, D]: keys, then values; of latents [N, 1, 1, P, D]
     scales: Tensor | None = None  # [N, 2, K, P], in memory [N, K, P, 2]; None: entries are values
 
 
@@ -47,6 +47,17 @@ class LayerFormat:
     head_dim: int
     dtype: torch.dtype  # of keys and values
     entry: torch.dtype  # the same, or one of LARGEST
+    latent_dim: int = 0
+    """So many of an entry's first columns are a latent, which stands for the values, too: there are
+    no others, and one head. 0: keys have values beside them."""
+
+    @property
+    def num_parts(self) -> int:
+        return 1 if self.latent_dim else 2
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent_dim or self.head_dim
 
     @property
     def is_quantized(self) -> bool:
@@ -54,7 +65,7 @@ class LayerFormat:
 
     @property
     def num_entries(self) -> int:
-        return 2 * self.kv_heads * self.page_tokens * self.head_dim
+        return self.num_parts * self.kv_heads * self.page_tokens * self.head_dim
 
     @property
     def num_bytes(self) -> int:
@@ -69,7 +80,7 @@ class LayerFormat:
         sizes = (self.kv_heads, self.page_tokens)
         last = first_byte + self.num_entries * self.entry.itemsize
         entries = pages[:, first_byte:last].view(self.entry)
-        entries = entries.view(len(pages), 2, *sizes, self.head_dim)
+        entries = entries.view(len(pages), self.num_parts, *sizes, self.head_dim)
         if not self.is_quantized:
             return LayerPages(entries)
         num_bytes = self.num_entries // self.head_dim * SCALE.itemsize

@@ -34,6 +34,13 @@ _FAR_BELOW = tl.constexpr(-3e38)  # of logits: those of no expert have no share
 _NOT_A_NUMBER = tl.constexpr(0x7FFFFFFF)  # above all, as a sort has it
 
 
+class Counting(NamedTuple):
+    """Where to add how many rows each expert gets, and how many rows are no padding."""
+
+    tokens_X: Tensor  # int64
+    num_real: Tensor  # int32, of one number
+
+
 @triton.jit
 def _order_of(x):
     """Integers in the order of float32s; what is no number is above all."""
@@ -84,9 +91,10 @@ def _share(best, logit_GS, is_left_GS, TOLERANCE: tl.constexpr):
 
 @triton.jit
 def _choose(
-    row, logit_ptr, bias_ptr, weight_ptr, expert_ptr, X: tl.constexpr, RULE: tl.constexpr
+    row, logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X: tl.constexpr,
+    RULE: tl.constexpr,
 ):  # fmt: skip
-    """Write the choice of a row."""
+    """Write the choice of a row, and count it."""
     SCORES: tl.constexpr = RULE[0]
     K: tl.constexpr = RULE[1]
     G: tl.constexpr = RULE[4]
@@ -138,22 +146,29 @@ def _choose(
         weight_K /= tl.maximum(tl.sum(weight_K), SMALLEST_SUM)
     tl.store(weight_ptr + row * K + k, weight_K * RULE[3], mask=k < K)
     tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
+    if token_ptr is not None:
+        is_real = row < tl.load(num_real_ptr)
+        tl.atomic_add(token_ptr + expert_K, 1, mask=(k < K) & is_real, sem="relaxed")
 
 
 @triton.jit
 def _route_kernel(
-    logit_ptr, bias_ptr, weight_ptr, expert_ptr, X: tl.constexpr, RULE: tl.constexpr,
-    PDL: tl.constexpr,
+    logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X: tl.constexpr,
+    RULE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    _choose(tl.program_id(0), logit_ptr, bias_ptr, weight_ptr, expert_ptr, X, RULE)
+    _choose(
+        tl.program_id(0), logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X,
+        RULE,
+    )  # fmt: skip
 
 
 @triton.jit
 def _router_kernel(
-    x_ptr, w_ptr, w_bias_ptr, logit_ptr, arrivals_ptr, bias_ptr, weight_ptr, expert_ptr,
+    x_ptr, w_ptr, w_bias_ptr, logit_ptr, arrivals_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
+    num_real_ptr,
     T: tl.constexpr, E: tl.constexpr, X: tl.constexpr, BLOCK_E: tl.constexpr, RULE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +191,10 @@ def _router_kernel(
     if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu") == X - 1:
         tl.store(arrivals_ptr, 0)
         for waiting in range(T):
-            _choose(waiting, logit_ptr, bias_ptr, weight_ptr, expert_ptr, X, RULE)
+            _choose(
+                waiting, logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X,
+                RULE,
+            )  # fmt: skip
 
 
 class _Rule(NamedTuple):
@@ -218,6 +236,7 @@ def route_rows(
     weights_TK: Tensor,
     experts_TK: Tensor,
     *,
+    counting: Counting | None = None,
     pdl: bool = False,
 ) -> None:
     """As `route`, into `weights_TK` (float32) and `experts_TK` (int32); all are contiguous."""
@@ -230,6 +249,7 @@ def route_rows(
         bias_X,
         weights_TK,
         experts_TK,
+        *(counting or (None, None)),
         X=num_experts,
         RULE=_Rule.of(routing),
         num_warps=1,  # a choice is a reduction: within a warp it needs no barrier
@@ -254,6 +274,7 @@ def route_few_rows(
     weights_TK: Tensor,
     experts_TK: Tensor,
     *,
+    counting: Counting | None = None,
     pdl: bool = False,
 ) -> None:
     """As `route_rows`, the router's product in the launch: for up to `MAX_ROWS` rows."""
@@ -271,6 +292,7 @@ def route_few_rows(
         bias_X,
         weights_TK,
         experts_TK,
+        *(counting or (None, None)),
         T=num_rows,
         E=width,
         X=num_experts,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from services.compute.kv.prefix_tree import Node, PrefixTree
 
-KINDS = ("full", "window")
+KINDS = ("full", "window", "mla")
 WITHOUT_END = 1 << 40  # positions
 
 

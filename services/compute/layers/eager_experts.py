@@ -1,6 +1,7 @@
 """A mixture of experts on the CPU: the rows of each expert together, one expert after the other.
 
-Shape legend: T tokens, E hidden width, K experts of a token, R = T * K rows that experts see.
+Shape legend: T tokens, E hidden width, K experts of a token, R = T * K rows that experts see,
+X experts.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ def _by_expert(x_TE: Tensor, experts_TK: Tensor, experts: Experts[LinearMap]) ->
     expert_R = experts_TK.flatten()
     order_R = expert_R.argsort(stable=True)
     token_R = order_R // experts_TK.shape[1]
-    counts = expert_R.bincount(minlength=experts.routing.num_experts).tolist()
+    count_X = expert_R.bincount(minlength=experts.routing.num_experts)
+    if experts.tokens_X is not None:
+        experts.tokens_X.add_(count_X)
     out_RE = x_TE.new_empty(len(expert_R), x_TE.shape[1])
     first = 0
-    for expert, count in enumerate(counts):
+    for expert, count in enumerate(count_X.tolist()):
         if count:
             rows = slice(first, first + count)
             gate_up = experts.gate_up[expert](x_TE[token_R[rows]])

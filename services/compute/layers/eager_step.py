@@ -18,6 +18,7 @@ from torch import Tensor
 from services.compute.layers.eager_activations import ACTIVATIONS
 from services.compute.layers.eager_attention import EagerAttention
 from services.compute.layers.eager_experts import run_experts
+from services.compute.layers.eager_latent import attend_latent
 from services.compute.layers.parts import (
     Activated,
     Activation,
@@ -25,6 +26,8 @@ from services.compute.layers.parts import (
     Experts,
     Hidden,
     Input,
+    LatentAttention,
+    Mixer,
     Normed,
 )
 from services.compute.layers.rope import Rope, RopeSpec, rotate
@@ -35,27 +38,27 @@ class RopeTables:
     """The tables of the rotations that a model's layers have."""
 
     def __init__(
-        self, mixers: Sequence[Attention[LinearMap]], max_positions: int, dtype: torch.dtype
+        self, mixers: Sequence[Mixer[LinearMap]], max_positions: int, dtype: torch.dtype
     ) -> None:
         ropes: dict[tuple[RopeSpec, float], Rope] = {}
         pairs: dict[tuple[RopeSpec, float], HeadRopes] = {}
         for mixer in mixers:
-            if mixer.rope is None or (mixer.rope, query_scale(mixer)) in pairs:
+            if mixer.rope is None or (mixer.rope, mixer.rotation_scale) in pairs:
                 continue
-            for scale in (query_scale(mixer), 1.0):
+            for scale in (mixer.rotation_scale, 1.0):
                 if (mixer.rope, scale) not in ropes:
                     tables = mixer.rope.tables(max_positions)
                     rope = Rope.build(tables, scale, dtype, torch.device("cpu"))
                     ropes[mixer.rope, scale] = rope
-            pairs[mixer.rope, query_scale(mixer)] = HeadRopes(
-                (mixer.num_heads, ropes[mixer.rope, query_scale(mixer)]),
+            pairs[mixer.rope, mixer.rotation_scale] = HeadRopes(
+                (mixer.num_heads, ropes[mixer.rope, mixer.rotation_scale]),
                 (mixer.num_kv_heads, ropes[mixer.rope, 1.0]),
             )
         self._pairs = tuple(pairs.values())
         # by numbers: hashing a spec twice a layer took 3 % of a step of a 100 M model
         number = {key: number for number, key in enumerate(pairs)}
         self.of_layer = tuple(
-            None if mixer.rope is None else number[mixer.rope, query_scale(mixer)]
+            None if mixer.rope is None else number[mixer.rope, mixer.rotation_scale]
             for mixer in mixers
         )
 
@@ -78,14 +81,6 @@ class HeadRopes(NamedTuple):
         ]
         cos, sin = zip(*by_part, strict=True)
         return torch.cat(cos, 1), torch.cat(sin, 1)
-
-
-def query_scale(mixer: Attention[LinearMap]) -> float:
-    """What the table of the queries carries of the scale of scores, which saves a pass over them.
-
-    The norm that comes after a rotation would undo it.
-    """
-    return 1.0 if mixer.norms_rotated else mixer.scale
 
 
 class EagerStep:
@@ -148,7 +143,15 @@ class EagerStep:
         if attention.norms_rotated or ropes is None:
             q_THD.mul_(attention.scale)
         kv_T2KD = kv.view(-1, 2, kv_heads, attention.head_dim)
-        return self._attention.attend(attention.layer, q_THD, kv_T2KD, attention.softcap)
+        return self._attention.attend(
+            attention.layer, q_THD, kv_T2KD, attention.softcap, attention.sinks_H
+        )
+
+    def attend_latent(self, down_TC: Tensor, attention: LatentAttention[LinearMap]) -> Tensor:
+        ropes = self._ropes_of_layer[attention.layer]
+        if ropes is None:
+            raise RuntimeError("a part of every latent's key rotates")
+        return attend_latent(down_TC, attention, self._attention, self._rope_rows[ropes])
 
     def experts(
         self, x_TE: Tensor, experts: Experts[LinearMap], shared_TE: Tensor | None

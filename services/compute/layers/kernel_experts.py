@@ -30,8 +30,15 @@ from services.compute.kernels.expert_matmul_config import (
     way,
 )
 from services.compute.kernels.expert_matvec import expert_down_rows, expert_gate_up_rows
-from services.compute.kernels.route import MAX_ROWS, Router, route_few_rows, route_rows
+from services.compute.kernels.route import (
+    MAX_ROWS,
+    Counting,
+    Router,
+    route_few_rows,
+    route_rows,
+)
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
+from services.compute.kernels.step_buffers import NUM_TOKENS
 from services.compute.kernels.weight_tiles import can_multiply
 from services.compute.layers.parts import Experts
 from services.compute.layers.products import Product
@@ -54,16 +61,17 @@ class ExpertProduct:
         self,
         plain: Product[Linear],
         choices: Choices,
-        device: torch.device,
+        step_counts: Tensor,
         *,
         invariant: bool,
         pdl: bool,
     ) -> None:
-        """`plain` makes the logits of routers; `invariant`: a row's result does not depend on the
-        number of rows."""
+        """`plain` makes the logits of routers; `step_counts` are `StepInputs`'; `invariant`: a
+        row's result does not depend on the number of rows."""
         self._plain = plain
         self._choices = choices
-        self._arrivals = torch.zeros(1, dtype=torch.int32, device=device)
+        self._num_real = step_counts[NUM_TOKENS : NUM_TOKENS + 1]
+        self._arrivals = torch.zeros(1, dtype=torch.int32, device=step_counts.device)
         self._invariant = invariant
         self._pdl = pdl
 
@@ -92,14 +100,17 @@ class ExpertProduct:
         num_tokens, routing, bias_X = len(x_TE), experts.routing, experts.choice_bias_X
         weights_TK = scratch.take_as(torch.float32, num_tokens, routing.top_k)
         experts_TK = scratch.take_as(torch.int32, num_tokens, routing.top_k)
+        routes = routing, bias_X, weights_TK, experts_TK
+        tokens_X = experts.tokens_X
+        counting = None if tokens_X is None else Counting(tokens_X, self._num_real)
         if self._invariant or num_tokens > MAX_ROWS:
             logits_TX = self._logits(x_TE, experts.router, scratch)
-            route_rows(logits_TX, routing, bias_X, weights_TK, experts_TK, pdl=self._pdl)
+            route_rows(logits_TX, *routes, counting=counting, pdl=self._pdl)
         else:
             linear = _plain(experts.router)
             logits_TX = scratch.take_as(torch.float32, num_tokens, routing.num_experts)
             router = Router(linear.weight_OI, linear.bias_O, logits_TX, self._arrivals)
-            route_few_rows(x_TE, router, routing, bias_X, weights_TK, experts_TK, pdl=self._pdl)
+            route_few_rows(x_TE, router, *routes, counting=counting, pdl=self._pdl)
         return Routes(experts_TK, weights_TK)
 
     def _shared(

@@ -30,6 +30,7 @@ from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, r
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.kernel_experts import ExpertProduct
+from services.compute.layers.kernel_latent import LatentStep, attend_latent
 from services.compute.layers.parts import (
     Activated,
     Activation,
@@ -37,6 +38,7 @@ from services.compute.layers.parts import (
     Experts,
     Hidden,
     Input,
+    LatentAttention,
     Normed,
 )
 from services.compute.layers.products import FusedProduct, Products
@@ -184,6 +186,7 @@ class KernelStep:
             attention.window,
             attention.softcap,
             cache.pages.scales,
+            attention.sinks_H,
         )
         self._attention.attend(call)
         return mixed_TC
@@ -194,6 +197,21 @@ class KernelStep:
         device, out_TE = self._device, self._device.stream.delta_TE[: self._num_tokens]
         device.experts(x_TE, experts, shared_TE, out_TE, device.scratch)
         return out_TE
+
+    def attend_latent(self, down_TC: Tensor, attention: LatentAttention[AnyLinear]) -> Tensor:
+        device, cache = self._device, self._caches[attention.layer]
+        step = LatentStep(
+            positions_T=device.inputs.positions_T,
+            kv_slots_T=cache.kv_slots_T,
+            page_table_NL=cache.page_table_NL,
+            pages=cache.pages.entries,
+            tables=device.ropes[attention.rope],
+            attention=self._attention,
+            take=self._take,
+            multiply=self.linear,
+            pdl=device.pdl,
+        )
+        return attend_latent(down_TC, attention, step)
 
     def finish(self, hidden: Hidden) -> None:
         """Leave the stream where the next graph finds it."""

@@ -25,6 +25,8 @@ DECODED_AT_ONCE = 1 << 17
 class Gathered(NamedTuple):
     """Keys and values of some rows, [B, K, L, D], and scales [B, K, 1, L] if they have any.
 
+    Of latents the keys' first columns are the values.
+
     A score is to be multiplied by its key's scale, a probability by its value's.
     """
 
@@ -92,14 +94,15 @@ class PlainLayers:
         values = pages.view(form.dtype)
         by_head = values.view(-1, form.page_tokens * form.head_dim)
         by_position = values.view(-1, form.head_dim)
-        heads = 2 * form.kv_heads
+        heads = form.num_parts * form.kv_heads
         self._by_head = [by_head[n * heads :] for n in range(num_layers)]
         self._by_position = [by_position[n * heads * form.page_tokens :] for n in range(num_layers)]
 
     def slots(self, pages_T: Int64Array, offsets_T: Int64Array) -> tuple[Tensor, ...]:
-        """Flat positions [T * 2 * K] of each head's key, then of its value, in the first layer."""
+        """Flat positions [T * 2 * K] of each head's key, then of its value, in the first layer;
+        of latents [T]."""
         form = self._form
-        heads = np.arange(2 * form.kv_heads) * form.page_tokens
+        heads = np.arange(form.num_parts * form.kv_heads) * form.page_tokens
         base = pages_T * (self._page_heads * form.page_tokens) + offsets_T
         return (torch.from_numpy((base[:, None] + heads).reshape(-1)),)
 
@@ -110,7 +113,7 @@ class PlainLayers:
     def index(self, pages_Bn: Int64Array) -> Tensor:
         """Indices of heads of pages in the order [2, B, K, n]."""
         kv_heads = self._form.kv_heads
-        kinds = np.arange(2)[:, None, None, None] * kv_heads
+        kinds = np.arange(self._form.num_parts)[:, None, None, None] * kv_heads
         heads = np.arange(kv_heads)[None, None, :, None]
         index: Int64Array = pages_Bn[None, :, None, :] * self._page_heads + (kinds + heads)
         return torch.from_numpy(index.reshape(-1))
@@ -120,8 +123,9 @@ class PlainLayers:
         if size != self._size:  # else the layer before had the same
             form = self._form
             self._space = self._workspace.take(len(index), form.page_tokens * form.head_dim)
-            both = self._space.view(2, num_rows, form.kv_heads, -1, form.head_dim)
-            self._size, self._gathered = size, Gathered(*both.unbind())
+            parts = self._space.view(form.num_parts, num_rows, form.kv_heads, -1, form.head_dim)
+            gathered = Gathered(parts[0], parts[-1][..., : form.value_dim])
+            self._size, self._gathered = size, gathered
         torch.index_select(self._by_head[number], 0, index, out=self._space)
         return self._gathered
 

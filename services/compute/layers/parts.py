@@ -4,13 +4,14 @@ The parts are written once. A `StepContext` carries out their operations: in pla
 (eager_step.py), by fused kernels on a GPU (kernel_step.py).
 
 Shape legend: T tokens, E hidden width, F inner width of the MLP, H query heads, K kv heads,
-D head width, C = (H + 2K) * D, X experts.
+D head width, C = (H + 2K) * D, N width of what does not rotate of a head, V of its value, R of the
+latent, X experts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -106,6 +107,10 @@ class StepContext(Protocol[L]):
         """Rotate, store keys and values, and mix; returns [T, H * D]."""
         ...
 
+    def attend_latent(self, down_TC: Tensor, attention: LatentAttention[L]) -> Tensor:
+        """Norm, rotate and store latents, make queries, and mix; returns [T, H * V]."""
+        ...
+
     def experts(self, x_TE: Tensor, experts: Experts[L], shared_TE: Tensor | None) -> Tensor:
         """The weighted sum of what each row's experts make of it, added in float32 in the order in
         which they were chosen, and of what the shared one has made; lasts until it is added."""
@@ -141,9 +146,58 @@ class Attention(Generic[L]):
     norms_all_heads: bool = False  # one norm of all heads together
     window: int = 0  # positions that a query sees, its own included; 0: all before it
     softcap: float = 0.0  # softcap * tanh(score / softcap); 0: as they are
+    sinks_H: Tensor | None = None  # float32, a logit in every softmax that has no value
+
+    @property
+    def rotation_scale(self) -> float:
+        """What the rotation of queries may carry of the scale of scores, which saves a pass over
+        them. The norm that comes after a rotation would undo it."""
+        return 1.0 if self.norms_rotated else self.scale
 
     def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
         return step.linear_out(step.attend(step.linear(x, self.qkv), self), self.out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentAttention(Generic[L]):
+    """Multi-head latent attention (DeepSeek V2, 2024): all heads' keys and values are made of one
+    latent, which is what is kept of a token, beside a rotated part of the keys that they share.
+
+    Keys and values are not made: a query times the map of its head's keys meets the latents as they
+    are, and the mix of latents times the map of its values is the head's result (the paper's
+    absorption).
+    """
+
+    layer: int
+    num_heads: int
+    down: L  # all that is made of the input: queries or their latent, the latent, the rotated part
+    out: L
+    latent_norm: Norm
+    key_up_HNR: Tensor
+    value_up_HVR: Tensor
+    scale: float  # of the scores
+    rope: RopeSpec  # of the rotated part
+    query_norm: Norm | None = None
+    query_up: L | None = None  # of the queries' latent; None: `down` makes queries
+
+    num_kv_heads: ClassVar[int] = 1
+    window: ClassVar[int] = 0
+    rotation_scale: ClassVar[float] = 1.0  # most of a query does not rotate
+
+    @property
+    def latent_dim(self) -> int:
+        return self.key_up_HNR.shape[2]
+
+    @property
+    def entry_dim(self) -> int:
+        """What is kept of a token: the latent, then the rotated part."""
+        return self.latent_dim + self.rope.head_dim
+
+    def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
+        return step.linear_out(step.attend_latent(step.linear(x, self.down), self), self.out)
+
+
+Mixer: TypeAlias = "Attention[L] | LatentAttention[L]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +236,7 @@ class Experts(Generic[L]):
     down: tuple[L, ...]
     gating: Gating = "silu"
     choice_bias_X: Tensor | None = None  # float32: of the choice alone
+    tokens_X: Tensor | None = None  # int64: how many each was given, if they are counted
     shared: GatedMLP[L] | None = None  # sees all rows
     scales_input: bool = False  # by the weight of the one expert, in place of its output
     shared_gate: L | None = None  # makes the logit of the shared one's share, in float32
@@ -212,6 +267,11 @@ class Layer(Protocol[L]):
         """The norm behind what the layer adds last, and its scale."""
         ...
 
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        """The mixer and the feed-forward."""
+        ...
+
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None: ...
 
 
@@ -225,6 +285,10 @@ class SerialLayer(Generic[L]):
     @property
     def last(self) -> tuple[Norm | None, float]:
         return self.feed_forward.behind, self.feed_forward.scale
+
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        return self.mixer.part, self.feed_forward.part
 
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
         self.mixer(hidden, step)
@@ -242,6 +306,10 @@ class ParallelLayer(Generic[L]):
     @property
     def last(self) -> tuple[Norm | None, float]:
         return None, 1.0
+
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        return self.mixer, self.feed_forward
 
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
         x_TE = step.computed(step.normed(hidden, self.norm))

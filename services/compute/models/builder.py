@@ -22,6 +22,7 @@ from services.compute.layers.parts import (
     Experts,
     GatedMLP,
     Layer,
+    Mixer,
 )
 from services.compute.layers.rope import RopeDefaults, RopeSpec, read_rope
 from services.compute.layers.weighted_layers import Embedding, LinearMaker, Norm
@@ -84,7 +85,7 @@ class Builder(Generic[L]):
         self._weights = weights
         self._make_linear = make_linear
         self._linears: list[L] = []
-        self._mixers: list[Attention[L]] = []
+        self._mixers: list[Mixer[L]] = []
 
     @property
     def layer_number(self) -> int:
@@ -126,12 +127,25 @@ class Builder(Generic[L]):
             bias_E = self._weights.take(f"{name}.bias", shape).to(weight_E.dtype)
         return Norm(weight_E, form.eps, form.kind, bias_E, form.round_first)
 
-    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool) -> L:
-        """Maps of one input as one, their rows stacked."""
+    def linear(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        bias: bool,
+        order: Tensor | None = None,
+    ) -> L:
+        """Maps of one input as one, their rows stacked, in another order if one is given."""
         weight = self._weights.linear(names, rows, columns)
-        if not bias:
-            return self._add(weight, None)
-        return self._add(weight, self._weights.stack([f"{n}.bias" for n in names], rows))
+        bias_O = self._weights.stack([f"{n}.bias" for n in names], rows) if bias else None
+        if order is not None and not torch.equal(order, torch.arange(len(order))):
+            weight = in_order(weight, order)
+            bias_O = None if bias_O is None else bias_O[order.to(bias_O.device)]
+        return self._add(weight, bias_O)
+
+    def plain(self, name: str, rows: int, columns: int) -> Tensor:
+        """The numbers [rows, columns] of a map that is not multiplied by as it stands."""
+        return self._weights.numbers(name, (rows, columns))
 
     def _add(self, weight: Weight, bias: Tensor | None) -> L:
         linear = self._make_linear(weight, bias)
@@ -155,14 +169,8 @@ class Builder(Generic[L]):
         rows = [shape.num_heads * shape.head_dim, *[shape.num_kv_heads * shape.head_dim] * 2]
         order = torch.arange(sum(rows))
         order = self._turned(self._ungrouped(order) if by_kv_head else order, rope)
-        moves = not torch.equal(order, torch.arange(len(order)))
         rows = rows if len(names) == 3 else [sum(rows)]
-        weight = self._weights.linear(names, rows, shape.hidden_size)
-        weight = in_order(weight, order) if moves else weight
-        if not bias:
-            return self._add(weight, None)
-        bias_C = self._weights.stack([f"{n}.bias" for n in names], rows)
-        return self._add(weight, bias_C[order.to(bias_C.device)])
+        return self.linear(names, rows, shape.hidden_size, bias, order)
 
     def mixer(
         self, qkv: L, out: L, rope: RopeSpec | None, *, scale: float = 0.0, **more: Any
@@ -181,8 +189,12 @@ class Builder(Generic[L]):
             window=self.window,
             **more,
         )
-        self._mixers.append(mixer)
+        self.add_mixer(mixer)
         return mixer
+
+    def add_mixer(self, mixer: Mixer[L]) -> None:
+        """The next layer has this one."""
+        self._mixers.append(mixer)
 
     def attention(
         self,
@@ -200,6 +212,10 @@ class Builder(Generic[L]):
             more["q_norm"] = self.head_norm(f"{at}.q_norm", head_norm, rope)
             more["k_norm"] = self.head_norm(f"{at}.k_norm", head_norm, rope)
         return self.mixer(qkv, self.out(f"{at}.o_proj", out_bias), rope, **more)
+
+    def sinks(self, name: str) -> Tensor:
+        """Logits of each head [H] that take part in every softmax."""
+        return self._weights.take(name, (self.shape.num_heads,), torch.float32)
 
     def out(self, name: str, bias: bool = False) -> L:
         q_width = self.shape.num_heads * self.shape.head_dim
@@ -267,6 +283,7 @@ class Builder(Generic[L]):
             routing=routing,
             gate_up=make.experts(gate_up, count, tensors.gate_up_biases(count)),
             down=make.experts(down, count, tensors.down_biases(count)),
+            tokens_X=torch.zeros(count, dtype=torch.int64, device=self._weights.device),
             **more,
         )
 
@@ -317,9 +334,11 @@ class Builder(Generic[L]):
         bias_V = None
         if head_bias and has_head:
             bias_V = weights.stack([f"{names.head}.bias"], size[:1])
-        if tied or not has_head:
+        if not has_head:
+            head = self._add(embedding.weight_VE, None)
+        elif tied:
             weights.skip(f"{names.head}.")
-            head = self._add(embedding.weight_VE, bias_V)
+            head = self._add(weights.tied_head(embedding.weight_VE), bias_V)
         else:
             head = self._add(weights.head(names.head, size), bias_V)
         weights.finish()

@@ -13,6 +13,7 @@ from services.compute.layers.weighted_layers import LinearMaker
 from services.compute.models.builder import Builder
 from services.compute.models.cohere import COHERE, COHERE2
 from services.compute.models.decoder import Decoder
+from services.compute.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from services.compute.models.ernie_moe import ERNIE_MOE
 from services.compute.models.exaone4 import EXAONE4
 from services.compute.models.family import Family, FamilyConfig
@@ -21,6 +22,7 @@ from services.compute.models.gemma2 import GEMMA2
 from services.compute.models.gemma3 import GEMMA3, GEMMA3_IMAGES
 from services.compute.models.glm import GLM, GLM4
 from services.compute.models.glm_moe import GLM_MOE
+from services.compute.models.gpt_oss import GPT_OSS
 from services.compute.models.granite import GRANITE, GRANITE_MOE
 from services.compute.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
@@ -45,6 +47,8 @@ FAMILIES: Mapping[str, Family] = {
     "ArceeForCausalLM": ARCEE,
     "Cohere2ForCausalLM": COHERE2,
     "CohereForCausalLM": COHERE,
+    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5ForCausalLM": ERNIE,
     "Ernie4_5_MoeForCausalLM": ERNIE_MOE,
     "Exaone4ForCausalLM": EXAONE4,
@@ -55,6 +59,7 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM_MOE,
     "GlmForCausalLM": GLM,
+    "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,

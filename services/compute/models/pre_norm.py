@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from services.compute.layers.parts import Attention, Layer, LayerPart, SerialLayer, Sublayer
+from services.compute.layers.parts import Layer, LayerPart, Mixer, SerialLayer, Sublayer
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 
@@ -16,7 +16,7 @@ FeedForward: TypeAlias = Callable[[str, int], LayerPart[Any]]
 def build_pre_norm(
     make: Builder[Any],
     norm: NormForm,
-    attention: Callable[[str], Attention[Any]],
+    attention: Callable[[str], Mixer[Any]],
     feed_forward: FeedForward,
     scale: float = 1.0,
     **more: Any,

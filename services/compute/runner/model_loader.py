@@ -15,6 +15,7 @@ from common.decoder_shape import DecoderShape
 from common.errors import ConfigError
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
+from common.latent_shape import LatentShape
 from common.model_folder import Pooling, eos_token_ids, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
 from services.compute.config import ComputeSettings
@@ -113,12 +114,23 @@ class ModelLoader:
         a long text, so that there is little to save.
         """
         model, windows = self.config.shape, set(self.config.windows)
+        if model.latent is not None:
+            return {0: self._latent_format(model.latent)}
         entry = KV_CACHE_DTYPES.get(self.settings.kv_cache_dtype, self.dtype)
         sizes = (model.num_kv_heads, self.settings.page_tokens, model.head_dim, self.dtype)
         return {
             window: LayerFormat(*sizes, self.dtype if window and 0 in windows else entry)
             for window in windows
         }
+
+    def _latent_format(self, latent: LatentShape) -> LayerFormat:
+        if self.settings.kv_cache_dtype in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"compute.kv_cache_dtype is {self.settings.kv_cache_dtype}, and this model keeps "
+                "latents instead of keys and values, which stay as they are; set it to auto."
+            )
+        sizes = (1, self.settings.page_tokens, latent.entry_dim, self.dtype, self.dtype)
+        return LayerFormat(*sizes, latent_dim=latent.latent_dim)
 
     @property
     def layout(self) -> CacheLayout:
@@ -130,7 +142,7 @@ class ModelLoader:
         layout = self.layout
         return tuple(
             KVGroup(
-                kind="window" if window else "full",
+                kind="mla" if self.config.shape.latent else "window" if window else "full",
                 num_layers=layout.layers_per_group[window],
                 page_tokens=self.settings.page_tokens,
                 page_bytes=layout.page_bytes,
@@ -151,9 +163,7 @@ class ModelLoader:
         if self.quantization is None:
             wanted = self.settings.quantization
             return None if wanted == "auto" else wanted
-        if self.settings.load_format != "dummy":
-            return None
-        return "int4" if self.quantization.kind == "fp4" else self.quantization.kind
+        return self.quantization.kind if self.settings.load_format == "dummy" else None
 
     def decoder(self, make_linear: LinearMaker[L]) -> Decoder[L]:
         weights: WeightSource
@@ -167,9 +177,7 @@ class ModelLoader:
             files = SafetensorsFiles(self.folder, self.device, format_of(self.quantization), stacks)
             weights = CheckpointWeights(files, self.dtype, self.device)
         if self.at_load is not None:
-            said = self.quantization  # by a model without weights
-            inputs_8bit = None if said is None else said.kind in said.inputs_8bit
-            weights = QuantizedAtLoad(weights, self.at_load, inputs_8bit)
+            weights = QuantizedAtLoad(weights, self.at_load, self.quantization)
         needs_head = self.pooling is None
         return self.config.build(weights, make_linear, needs_head)
 

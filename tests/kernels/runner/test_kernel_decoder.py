@@ -1,4 +1,4 @@
-"""The decoder of the GPU's kernels has the logits of the CPU's, step by step."""
+"""The decoder of the GPU's kernels has the CPU's logits and counts of experts, step by step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.compute.expert_counters import ExpertReport
+from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner, logits_after_step
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import HandScheduler
@@ -31,10 +33,11 @@ NAMES = [
     "qwen2 moe",  # experts, and a gated one that sees all tokens
     "llama 4",  # experts whose inputs are scaled
     "glm 4.5",  # experts chosen in groups, with a bias; a layer without them
+    "deepseek v3",  # latents, of queries, too
 ]
 """Of each kind that there is: all families take the interpreter three minutes."""
 
-INVARIANT_NAMES = ["qwen3", "gemma 2", "qwen2 moe"]
+INVARIANT_NAMES = ["qwen3", "gemma 2", "qwen2 moe", "deepseek v3"]
 
 CASES = [
     pytest.param(name, is_invariant, id=f"{name}{' batch_invariant' * is_invariant}")
@@ -71,7 +74,10 @@ def assert_logits_alike(
     runner = load_runner(folder, settings, device)
     ours = HandScheduler(runner, settings.page_tokens)
     cpu = settings.model_copy(update={"device": "cpu"})
-    theirs = HandScheduler(load_on_cpu(folder, cpu), settings.page_tokens)
+    cpu_runner = load_on_cpu(folder, cpu)
+    theirs = HandScheduler(cpu_runner, settings.page_tokens)
+    for each in (runner, cpu_runner):
+        ExpertReport(each.expert_counters()).forget()
     pairs = [
         (ours.add(prompt), theirs.add(prompt)) for prompt in map(prompt_of, (9, 21, 5), range(3))
     ]
@@ -93,3 +99,16 @@ def assert_logits_alike(
     step(0, 13, 5)
     step(1, 8, 1)
     step(1, 1, 1)
+    assert counted(runner) == counted(cpu_runner)
+
+
+def counted(runner: PackingRunner) -> list[list[int]]:
+    """The tokens that each expert was given, without padding; nothing of a dense model."""
+    counters = runner.expert_counters()
+    if counters is None:
+        return []
+    counters.read()  # which a device answers at the next look
+    if ON_GPU:
+        torch.cuda.synchronize()
+    counts: list[list[int]] = counters.read().tolist()
+    return counts

@@ -21,6 +21,7 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import DecodeWork
+from services.compute.kernels.latent_attention import head_tiles
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits
@@ -30,17 +31,21 @@ from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.step_deltas import apply_deltas
 from services.compute.kernels.step_input import unpack_step
 from services.compute.layers.kernel_attention import (
+    OVER_KEYS_AND_VALUES,
+    OVER_LATENTS,
     AttentionTables,
+    ContextAttention,
     DecodeAttention,
     KernelAttention,
     MixedAttention,
+    OwnChunks,
     PrefillAttention,
 )
 from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.products import InvariantProduct, Product, ProductByRows, Products
-from services.compute.layers.quantized_product import ROW_LIMITS, QuantizedProduct
+from services.compute.layers.quantized_product import ROW_LIMITS, QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.kernel_decoder import KernelDecoder
@@ -90,10 +95,10 @@ Launch: TypeAlias = tuple[tuple[object, ...], Callable[[], None]]
 APPLY = ("apply",)
 ENTER = ("enter",)
 
-SMALL_WEIGHT = 1 << 25
+SMALL_WEIGHT_BYTES = 1 << 26
 """Up to here weights that the pass of one token asks for early (dependent launch) are not in the
 way: a step of the 1B model took 0.824 ms with it and 0.850 without, one of the 8B model 4.14 and
-3.95."""
+3.95; in FP8 the products of an 8B layer 62.8 and 64.4 µs, of a 70B layer 224 and 210."""
 
 DEPENDENT_LAUNCH = True
 SKINNY_PRODUCTS = True
@@ -142,24 +147,21 @@ class StepMachine:
         on_gpu = device.type == "cuda"
         capability = torch.cuda.get_device_capability(device) if on_gpu else None
         pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)
+        num_inner = shape.hidden_size * shape.intermediate_size
         plain: Product[Linear] = InvariantProduct()
+        row: RowOfNumbers | None = None
         work = SkinnyWork.make(_widest_output(decoder), device)
         if not batch_invariant:
             suits = SKINNY_PRODUCTS and (capability is None or skinny_fits(capability))
-            is_small = shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
-            plain = ProductByRows(
-                work if suits else None, pdl, row_pdl=pdl and is_small, choices=self.choices
-            )
-        quantized = QuantizedProduct(
-            plain,
-            work,
-            _unpacking_room(decoder),
-            invariant=batch_invariant,
-            pdl=pdl,
-            choices=self.choices,
-        )
+            row_pdl = pdl and 2 * num_inner <= SMALL_WEIGHT_BYTES
+            plain = ProductByRows(work if suits else None, pdl, row_pdl, choices=self.choices)
+            row = RowOfNumbers(pdl=pdl and num_inner <= SMALL_WEIGHT_BYTES)
+        room = _unpacking_room(decoder)
+        quantized = QuantizedProduct(plain, work, room, row, pdl=pdl, choices=self.choices)
         products: Products = {Linear: plain, QuantizedLinear: quantized}
-        experts = ExpertProduct(plain, self.choices, device, invariant=batch_invariant, pdl=pdl)
+        experts = ExpertProduct(
+            plain, self.choices, self.inputs.counts, invariant=batch_invariant, pdl=pdl
+        )
         self._decoder = KernelDecoder(
             decoder, self.inputs, products, experts, sizes.max_positions, pdl
         )
@@ -272,10 +274,12 @@ class StepMachine:
         self, decoder: Decoder[AnyLinear], batch_invariant: bool, pdl: bool
     ) -> dict[Kind, KernelAttention]:
         shape, sizes, device = decoder.shape, self.sizes, decoder.device
-        group = shape.num_heads // shape.num_kv_heads
-        decode = DecodeWork.make(
-            sizes.max_rows, shape.num_kv_heads, group, shape.head_dim, device=device
-        )
+        kernels, tiles, width = OVER_KEYS_AND_VALUES, shape.num_kv_heads, shape.head_dim
+        if shape.latent is not None:
+            kernels, width = OVER_LATENTS, shape.latent.latent_dim
+            tiles = head_tiles(shape.num_heads)
+        group = shape.num_heads // tiles
+        decode = DecodeWork.make(sizes.max_rows, tiles, group, width, device=device)
         windows = sorted(set(sizes.layout.windows))
         tables = AttentionTables(
             inputs=self.inputs,
@@ -283,21 +287,22 @@ class StepMachine:
             prefill=PrefillWork.make(sizes.max_tokens, sizes.max_rows, group, device),
             page_tokens=sizes.page_tokens,
             pdl=pdl,
+            kernels=kernels,
         )
         if batch_invariant:  # one arithmetic for every row, whether it is decoded or recomputed
             uniform = PrefillAttention(tables, all_rows=True)
             return {"decode": uniform, "mixed": uniform}
         rows = DecodeAttention(tables)
-        return {
-            "decode": rows,
-            "mixed": MixedAttention((rows, PrefillAttention(tables, all_rows=False))),
-        }
+        if shape.latent is None:
+            chunks = PrefillAttention(tables, all_rows=False)
+            return {"decode": rows, "mixed": MixedAttention((rows, chunks))}
+        own_chunks = OwnChunks.make(self.inputs, sizes.max_rows, shape.num_heads)
+        contexts = ContextAttention(tables, own_chunks)
+        return {"decode": rows, "mixed": MixedAttention((rows, contexts), own_chunks)}
 
 
 def _widest_output(decoder: Decoder[AnyLinear]) -> int:
-    shape = decoder.shape
-    qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return max(qkv, shape.hidden_size, 2 * shape.intermediate_size, shape.vocab_size)
+    return max(linear.num_out for linear in decoder.linears)
 
 
 def _unpacking_room(decoder: Decoder[AnyLinear]) -> Tensor:

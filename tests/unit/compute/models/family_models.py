@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import torch
@@ -273,11 +272,19 @@ FAMILIES = {  # older transformers do not have all of them
 }
 
 
+ONES_OR_ZEROS = ("bias", "norm.weight", "norm1.weight", "norm2.weight", "sinks")
+
+
+def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+    """Parameters, and what transformers keeps beside them: the biases of DeepSeek's routers."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
 def make_random(model: PreTrainedModel) -> PreTrainedModel:
     """Make its norms and biases random too."""
     with torch.no_grad():
-        for name, values in chain(model.named_parameters(), model.named_buffers()):
-            if name.endswith(("bias", "norm.weight", "norm1.weight", "norm2.weight")):
+        for name, values in weights_of(model):
+            if name.endswith(ONES_OR_ZEROS):
                 values.add_(torch.randn_like(values) * 0.2)
     return model
 

@@ -5,18 +5,29 @@ from __future__ import annotations
 from tests.unit.compute.models.family_recipes import (
     BESIDE_IMAGES,
     EPS,
+    FULL,
     LLAMA3,
     NO_WINDOW,
     PLAIN,
+    SLIDING,
     WINDOW,
     Family,
     rope,
+    yarn,
 )
 
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3, "num_hidden_layers": 2}
 _LLAMA4 = {
     "head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 1, "intermediate_size_mlp": 80,
     "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "rope_parameters": LLAMA3,
+}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 6, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}  # fmt: skip
+ROUTED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
 }  # fmt: skip
 MIXTURES: dict[str, Family] = {
     "mixtral": Family(
@@ -40,6 +51,44 @@ MIXTURES: dict[str, Family] = {
             "mlp_only_layers": [0], **_EXPERTS,
         },
         {"norm_topk_prob": False},
+    ),
+    "gpt-oss": Family(
+        "GptOss",
+        {
+            "head_dim": 32, "intermediate_size": 64, "rms_norm_eps": EPS,
+            "rope_parameters": yarn(truncate=False), "sliding_window": WINDOW, **_EXPERTS,
+        },
+        {
+            "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_parameters": yarn(),
+            "layer_types": [FULL, SLIDING], "swiglu_limit": 3.0, "swiglu_alpha": 1.0, **NO_WINDOW,
+        },
+        window=WINDOW,
+        seed=8,
+    ),
+    "deepseek v2 lite": Family(
+        "DeepseekV2",
+        {
+            **LATENT, **ROUTED, "q_lora_rank": None, "first_k_dense_replace": 1,
+            "rms_norm_eps": EPS, "rope_parameters": yarn(mscale=0.7, mscale_all_dim=0.9),
+        },
+        {"rms_norm_eps": 1e-6, "rope_parameters": yarn(mscale=0.7, mscale_all_dim=0.7)},
+    ),
+    "deepseek v2": Family(
+        "DeepseekV2",
+        {
+            **LATENT, **ROUTED, "q_lora_rank": 24, "first_k_dense_replace": 1, "n_group": 4,
+            "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0,
+        },
+        {"topk_method": "greedy", "routed_scaling_factor": 1.0},
+    ),
+    "deepseek v3": Family(
+        "DeepseekV3",
+        {
+            **LATENT, **ROUTED, "q_lora_rank": 24, "first_k_dense_replace": 1, "n_group": 4,
+            "num_hidden_layers": 2,
+            "topk_group": 2, "rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0),
+        },
+        {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "rope_interleave": False, **PLAIN},
     ),
     "olmoe": Family(
         "Olmoe",

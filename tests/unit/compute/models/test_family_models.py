@@ -16,6 +16,7 @@ from tests.unit.compute.models.family_models import (
     answers,
     older_config,
     random_model,
+    weights_of,
 )
 
 PARAMS = [pytest.param(name) for name in FAMILIES]
@@ -59,9 +60,9 @@ def test_every_norm_and_bias_is_heard(name: str) -> None:
     model = random_model(name)
     before = logprobs_of(model)
     kinds = {}
-    for parameter_name, parameter in model.named_parameters():
+    for parameter_name, parameter in weights_of(model):
         kind = re.sub(r"\.\d+\.", ".N.", parameter_name)
-        if kind.endswith(("bias", "norm.weight")) and not SEES.search(kind):
+        if kind.endswith(("bias", "norm.weight", "sinks")) and not SEES.search(kind):
             kinds.setdefault(kind, parameter)
     for kind, parameter in kinds.items():
         kept = parameter.detach().clone()

@@ -1,0 +1,354 @@
+"""Paged attention over latents: all heads of a token meet the same entries, which are keys by all
+of their columns and values by those of the latent.
+
+A tile is the heads of one query, or of some queries of a chunk (latent_chunks.py), so that an entry
+is read once for all of them; of more than MAX_GROUP heads there are several tiles. Decode rows are
+split over the context as decode_plan's list says; a second launch merges rows that were cut, a head
+at a time, as the mix of a latent is wide. Queries come absorbed, and results are mixes of latents
+(latent_heads.py).
+
+Shape legend: T tokens, H heads, M rows of a tile, N positions of a block, R width of a latent, P of
+the rotated part, W = R + P, I items, S chunks merged at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from services.compute.kernels.decode_plan import (
+    CHUNK,
+    FIRST,
+    ITEM_WORDS,
+    LENGTH,
+    ROW,
+    SIZE,
+    SLOT,
+    DecodeWork,
+    padded,
+)
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.prefill_attention import LOG2_E
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    AttentionCall,
+    StepInputs,
+    page_stride,
+)
+
+MAX_GROUP = 64
+"""Heads of a tile at most: their sums take half of a multiprocessor's registers."""
+
+MERGE_CHUNKS = 16
+
+
+def head_tiles(num_heads: int) -> int:
+    """How many tiles the heads of a query are, all of one size."""
+    tiles = -(-num_heads // MAX_GROUP)
+    while num_heads % tiles:
+        tiles += 1
+    return tiles
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTiling:
+    """How a program walks through entries."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    @staticmethod
+    def of(dtype: torch.dtype, num_rows: int) -> LatentTiling:
+        """Of tiles of so many rows; a block of 32 entries in 16 bits takes 36 KiB, and there is one
+        less than stages. Of few rows two programs fit a multiprocessor."""
+        if dtype == torch.float32:
+            return LatentTiling(16, num_warps=8, num_stages=2)
+        if num_rows <= 16:
+            return LatentTiling(32, num_warps=4, num_stages=3)
+        return LatentTiling(32, num_warps=8, num_stages=3)
+
+
+@triton.jit
+def load_columns(pointers, real_N, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns of entries; what is masked reads as 0, whatever lies there."""
+    if BLOCK == WIDTH:
+        return tl.load(pointers, mask=real_N[:, None], other=0.0)
+    else:
+        return tl.load(pointers, mask=real_N[:, None] & (column < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def load_queries(q_M, valid_M, R: tl.constexpr, P: tl.constexpr, BLOCK_R: tl.constexpr,
+                  BLOCK_P: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
+    """The two parts of the queries whose addresses are [M, 1]."""
+    r_R = tl.arange(0, BLOCK_R)
+    p_P = tl.arange(0, BLOCK_P)
+    q_MR = load_columns(q_M + r_R[None, :], valid_M, r_R, R, BLOCK_R)
+    q_MP = load_columns(q_M + R + p_P[None, :], valid_M, p_P, P, BLOCK_P)
+    if WIDEN:
+        q_MR = q_MR.to(tl.float32)
+        q_MP = q_MP.to(tl.float32)
+    return q_MR, q_MP
+
+
+@triton.jit
+def attend_latents(
+    q_MR, q_MP, position_M, entries, pages, start, end, scale_log2, dtype: tl.constexpr,
+    R: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Of the queries: the greatest scores, the weights' sums by column, and the mix. A CAUSAL one
+    sees up to its position, others all from `start` to `end`."""
+    r_R = tl.arange(0, BLOCK_R)
+    p_P = tl.arange(0, BLOCK_P)
+    n_N = tl.arange(0, BLOCK_N)
+    top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    # Sums stay apart by column until the end: one reduction across warps less in each turn.
+    sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    mix_MR = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+    # Page ids are one block ahead, in registers: were they loaded where they are used, Triton would
+    # give half of its pipeline's depth to them.
+    page_N = tl.load(pages + (start + n_N) // PAGE, mask=start + n_N < end, other=0)
+    for position in range(start, end, BLOCK_N):
+        position_N = position + n_N
+        # What lies beyond the context may be another sequence's NaN: it is not even loaded.
+        real_N = position_N < end
+        offset_N = page_N.to(tl.int64) * PAGE_STRIDE + (position_N % PAGE) * (R + P)
+        entry_N = entries + offset_N[:, None]
+        c_NR = load_columns(entry_N + r_R[None, :], real_N, r_R, R, BLOCK_R)
+        k_NP = load_columns(entry_N + R + p_P[None, :], real_N, p_P, P, BLOCK_P)
+        if WIDEN:
+            c_NR = c_NR.to(tl.float32)
+            k_NP = k_NP.to(tl.float32)
+        score_MN = tl.dot(q_MP, tl.trans(k_NP), input_precision="ieee")
+        score_MN = tl.dot(q_MR, tl.trans(c_NR), acc=score_MN, input_precision="ieee") * scale_log2
+        seen_MN = real_N[None, :]
+        if CAUSAL:
+            seen_MN = seen_MN & (position_N[None, :] <= position_M[:, None])
+        score_MN = tl.where(seen_MN, score_MN, float("-inf"))
+        new_top_M = tl.maximum(top_M, tl.max(score_MN, axis=1))
+        weight_MN = tl.exp2(score_MN - new_top_M[:, None])
+        fade_M = tl.exp2(top_M - new_top_M)
+        sum_MN = sum_MN * fade_M[:, None] + weight_MN
+        mix_MR = mix_MR * fade_M[:, None]
+        weight_MN = weight_MN.to(dtype).to(c_NR.dtype)
+        mix_MR = tl.dot(weight_MN, c_NR, acc=mix_MR, input_precision="ieee")
+        top_M = new_top_M
+        next_N = position_N + BLOCK_N
+        page_N = tl.load(pages + next_N // PAGE, mask=next_N < end, other=0)
+    return top_M, sum_MN, mix_MR
+
+
+@triton.jit
+def _decode_kernel(
+    q_THW,
+    latent_pages,
+    page_table,
+    items,
+    num_items,
+    partial,  # [I, H, R]
+    partial_stats,  # [2, I, H]
+    out_THR,
+    scale_log2,
+    Q_ROW: tl.constexpr,
+    OUT_ROW: tl.constexpr,
+    TABLE_ROW: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    MAX_ITEMS: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile = tl.program_id(0)  # fastest: all tiles of a query read the same entries
+    item = tl.program_id(1)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    # Everything about the item lies in one sector and is asked for together with the count. Were
+    # these loads not volatile, the compiler would put them off until the count had come, or beyond.
+    count = tl.load(num_items, volatile=True)
+    at = items + item * ITEM_WORDS
+    row = tl.load(at + ROW, volatile=True)
+    slot = tl.load(at + SLOT, volatile=True)
+    chunk = tl.load(at + CHUNK, volatile=True)
+    size = tl.load(at + SIZE, volatile=True)
+    length = tl.load(at + LENGTH, volatile=True)
+    first = tl.load(at + FIRST, volatile=True)
+    if item >= count:
+        return
+    g_G = tl.arange(0, BLOCK_G)
+    r_R = tl.arange(0, BLOCK_R)
+    head_G = tile * G + g_G
+    q_G = q_THW + row.to(tl.int64) * Q_ROW + head_G[:, None] * (R + P)
+    q_GR, q_GP = load_queries(q_G, g_G < G, R, P, BLOCK_R, BLOCK_P, WIDEN)
+    pages = page_table + slot.to(tl.int64) * TABLE_ROW
+    start = chunk * size
+    end = tl.minimum(start + size, length)
+    top_G, sum_GN, mix_GR = attend_latents(
+        q_GR, q_GP, None, latent_pages, pages, start, end, scale_log2, q_THW.dtype.element_ty,
+        R, P, PAGE, PAGE_STRIDE, BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, False, WIDEN,
+    )  # fmt: skip
+    sum_G = tl.sum(sum_GN, axis=1)
+    mask_GR = (g_G[:, None] < G) & (r_R[None, :] < R)
+    if length <= size:
+        result_GR = (mix_GR / sum_G[:, None]).to(out_THR.dtype.element_ty)
+        out_G = out_THR + row.to(tl.int64) * OUT_ROW + head_G[:, None] * R
+        tl.store(out_G + r_R[None, :], result_GR, mask=mask_GR)
+    else:
+        stat_G = (first + chunk) * H + head_G
+        tl.store(partial + stat_G.to(tl.int64)[:, None] * R + r_R[None, :], mix_GR, mask=mask_GR)
+        tl.store(partial_stats + stat_G, top_G, mask=g_G < G)
+        tl.store(partial_stats + MAX_ITEMS * H + stat_G, sum_G, mask=g_G < G)
+
+
+@triton.jit
+def _merge_kernel(
+    plan_scratch,  # of the plan: where a row's chunks begin among the items is its second part
+    num_items,
+    partial,
+    partial_stats,
+    out_THR,
+    OUT_ROW: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    MAX_ITEMS: tl.constexpr,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One head of one row, if it was cut."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    begins = plan_scratch + BLOCK_ROWS
+    first = tl.load(begins + row)
+    is_last = row == BLOCK_ROWS - 1
+    after = tl.load(begins + row + 1, mask=row < BLOCK_ROWS - 1, other=0)
+    after = tl.where(is_last, tl.load(num_items), after)
+    if after - first > 1:
+        s_S = tl.arange(0, BLOCK_S)
+        r_R = tl.arange(0, BLOCK_R)
+        top = tl.full([1], float("-inf"), tl.float32)
+        total = tl.zeros([1], tl.float32)
+        mix_R = tl.zeros([BLOCK_R], tl.float32)
+        for place in range(first, after, BLOCK_S):
+            real_S = place + s_S < after
+            stat_S = (place + s_S) * H + head
+            top_S = tl.load(partial_stats + stat_S, mask=real_S, other=float("-inf"))
+            sum_S = tl.load(partial_stats + MAX_ITEMS * H + stat_S, mask=real_S, other=0.0)
+            mix_SR = tl.load(
+                partial + stat_S.to(tl.int64)[:, None] * R + r_R[None, :],
+                mask=real_S[:, None] & (r_R[None, :] < R),
+                other=0.0,
+            )
+            new_top = tl.maximum(top, tl.max(top_S, axis=0))
+            weight_S = tl.exp2(top_S - new_top)
+            fade = tl.exp2(top - new_top)
+            total = total * fade + tl.sum(sum_S * weight_S, axis=0)
+            mix_R = mix_R * fade + tl.sum(mix_SR * weight_S[:, None], axis=0)
+            top = new_top
+        out = out_THR + row.to(tl.int64) * OUT_ROW + head * R
+        tl.store(out + r_R, (mix_R / total).to(out_THR.dtype.element_ty), mask=r_R < R)
+
+
+def latent_decode_attention(
+    call: AttentionCall,
+    work: DecodeWork,
+    num_rows: int,
+    *,
+    tiling: LatentTiling | None = None,
+    pdl: bool = False,
+) -> None:
+    """Attention of the step's decode rows, which `plan_decode` has put into `work`.
+
+    Of `call` queries are [T, H, W], pages [Y, 1, 1, page, W], and out [T, H, R]; there is no window
+    and no cap. Rows that are no decode rows are neither read nor written. A row's result depends on
+    itself and on the length of its chunks. `tiling` is there to measure others than the chosen one.
+    """
+    q_THW, pages, page_table_NL, out_THR, scale = call[:5]
+    num_heads, width = q_THW.shape[1:]
+    rank = out_THR.shape[2]
+    tiles = head_tiles(num_heads)
+    group = num_heads // tiles
+    tiling = tiling or LatentTiling.of(q_THW.dtype, group)
+    launch = dependent_launch(pdl, q_THW)
+    _decode_kernel[(tiles, work.item_limit(num_rows))](
+        q_THW,
+        pages,
+        page_table_NL,
+        work.items,
+        work.num_items,
+        work.partial_IKGD,
+        work.partial_stats,
+        out_THR,
+        scale * LOG2_E,
+        Q_ROW=q_THW.stride(0),
+        OUT_ROW=out_THR.stride(0),
+        TABLE_ROW=page_table_NL.stride(0),
+        PAGE_STRIDE=page_stride(pages),
+        MAX_ITEMS=len(work.items),
+        H=num_heads,
+        G=group,
+        R=rank,
+        P=width - rank,
+        PAGE=pages.shape[3],
+        BLOCK_G=padded(group),
+        BLOCK_R=padded(rank),
+        BLOCK_P=padded(width - rank),
+        BLOCK_N=tiling.block_n,
+        WIDEN=q_THW.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        **launch,
+    )
+    _merge_kernel[(num_rows, num_heads)](
+        work.scratch,
+        work.num_items,
+        work.partial_IKGD,
+        work.partial_stats,
+        out_THR,
+        OUT_ROW=out_THR.stride(0),
+        BLOCK_ROWS=work.scratch.shape[1],
+        MAX_ITEMS=len(work.items),
+        H=num_heads,
+        R=rank,
+        BLOCK_R=padded(rank),
+        BLOCK_S=MERGE_CHUNKS,
+        num_warps=4,
+        **launch,
+    )
+
+
+def latent_attention_reference(
+    call: AttentionCall, inputs: StepInputs, rows: range | None = None
+) -> None:
+    """Of these rows, or of the decode rows: in float64."""
+    q_THW, pages, page_table_NL, out_THR, scale = call[:5]
+    page_tokens, rank = pages.shape[3], out_THR.shape[2]
+    for row in range(int(inputs.counts[NUM_DECODE_ROWS])) if rows is None else rows:
+        first, start = int(inputs.token_start_R[row]), int(inputs.q_start_R[row])
+        num_q = int(inputs.q_len_R[row])
+        end = start + num_q
+        of_row = page_table_NL[int(inputs.row_slot_R[row])][: -(-end // page_tokens)]
+        entries_LW = pages[of_row.long(), 0, 0].flatten(0, 1)[:end].double()
+        scores = torch.einsum("qhw,lw->qhl", q_THW[first : first + num_q].double(), entries_LW)
+        hidden_QL = torch.arange(end)[None, :] > torch.arange(start, end)[:, None]
+        scores = (scores * scale).masked_fill(hidden_QL[:, None].to(scores.device), -torch.inf)
+        mixed = torch.einsum("qhl,lr->qhr", scores.softmax(-1), entries_LW[:, :rank])
+        out_THR[first : first + num_q] = mixed.to(out_THR.dtype)

@@ -1,0 +1,179 @@
+"""Paged attention of chunks of prompts over latents, after prefill_attention, whose plan it shares.
+
+A tile is some queries of a chunk with their heads. A query's result depends on itself and its
+sequence alone, bit for bit: blocks begin at multiples of BLOCK_N, and one in which a query sees
+nothing changes none of its sums.
+
+Over latents a pair of query and position takes three times the products that it takes over keys and
+values. So what a chunk sees of itself, which is there to be expanded, is left to latent_prefill.py
+where that is allowed to round otherwise, and this does the context before it.
+
+Shape legend: T tokens, H heads, M rows of a tile, R width of a latent, W of an entry.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.decode_plan import padded
+from services.compute.kernels.latent_attention import LatentTiling, attend_latents, load_queries
+from services.compute.kernels.prefill_attention import LOG2_E
+from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs, page_stride
+
+CHUNK_ROWS = 64
+"""Rows of a tile, queries times heads: their sums take half of a multiprocessor's registers."""
+
+
+@triton.jit
+def _chunk_kernel(
+    q_THW,
+    latent_pages,
+    page_table,
+    row_slot_R,
+    q_start_R,
+    q_len_R,
+    token_start_R,
+    items_I2,
+    num_items_ptr,
+    out_THR,
+    sums_TH,  # or None
+    scale_log2,
+    Q_ROW: tl.constexpr,
+    OUT_ROW: tl.constexpr,
+    TABLE_ROW: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    TILES: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    PAGE: tl.constexpr,
+    ITEM_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CONTEXT: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Tiles in turn, those of the longest contexts first."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // G
+    SPLITS: tl.constexpr = (ITEM_Q + BLOCK_Q - 1) // BLOCK_Q
+    m_M = tl.arange(0, BLOCK_M)
+    r_R = tl.arange(0, BLOCK_R)
+    num_tiles = tl.load(num_items_ptr) * (TILES * SPLITS)
+    for place in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+        item = place // (TILES * SPLITS)
+        row = tl.load(items_I2 + item * 2)
+        item_first = tl.load(items_I2 + item * 2 + 1)
+        first = item_first + place % (TILES * SPLITS) // TILES * BLOCK_Q
+        num_q = tl.minimum(tl.load(q_len_R + row), item_first + ITEM_Q) - first
+        num_q = tl.maximum(tl.minimum(num_q, BLOCK_Q), 0)
+        start = tl.load(q_start_R + row)
+        pages = page_table + tl.load(row_slot_R + row).to(tl.int64) * TABLE_ROW
+        query_M = m_M // G
+        valid_M = query_M < num_q
+        token_M = (tl.load(token_start_R + row) + first + query_M).to(tl.int64)
+        head_M = place % TILES * G + m_M % G
+        end = start + first + num_q
+        if CONTEXT:
+            end = start
+        end = tl.where(num_q > 0, end, 0)  # no block for a tile without queries
+        seen_M = valid_M & (end > 0)
+        q_M = q_THW + token_M[:, None] * Q_ROW + head_M[:, None] * (R + P)
+        q_MR, q_MP = load_queries(q_M, seen_M, R, P, BLOCK_R, BLOCK_P, WIDEN)
+        top_M, sum_MN, mix_MR = attend_latents(
+            q_MR, q_MP, start + first + query_M, latent_pages, pages, 0, end, scale_log2,
+            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N,
+            not CONTEXT, WIDEN,
+        )  # fmt: skip
+        sum_M = tl.where(seen_M, tl.sum(sum_MN, axis=1), 1.0)
+        result_MR = (mix_MR / sum_M[:, None]).to(out_THR.dtype.element_ty)
+        out_M = out_THR + token_M[:, None] * OUT_ROW + head_M[:, None] * R
+        tl.store(out_M + r_R[None, :], result_MR, mask=seen_M[:, None] & (r_R[None, :] < R))
+        if CONTEXT:
+            sums_M = sums_TH + token_M * (TILES * G) + head_M
+            tl.store(sums_M, top_M + tl.log2(sum_M), mask=valid_M)
+
+
+def latent_chunk_attention(
+    call: AttentionCall,
+    inputs: StepInputs,
+    work: PrefillWork,
+    num_tokens: int,
+    tiling: LatentTiling | None = None,
+) -> None:
+    """Attention of every query that `plan_prefill` has put into `work`, over latents.
+
+    `call` is as in latent_decode_attention. `num_tokens` is the bucket; `tiling` is there to
+    measure others than the chosen one.
+    """
+    _attend(call, inputs, work, num_tokens, None, tiling)
+
+
+def latent_context_attention(
+    call: AttentionCall,
+    inputs: StepInputs,
+    work: PrefillWork,
+    num_tokens: int,
+    sums_TH: Tensor,
+    tiling: LatentTiling | None = None,
+) -> None:
+    """The same to what lies before the queries' own chunks alone.
+
+    `sums_TH` (float32) gets the logarithms, to base 2, of the sums of exponentials that results
+    were divided by: minus infinity where there is nothing before, and then no result.
+    """
+    _attend(call, inputs, work, num_tokens, sums_TH, tiling)
+
+
+def _attend(
+    call: AttentionCall,
+    inputs: StepInputs,
+    work: PrefillWork,
+    num_tokens: int,
+    sums_TH: Tensor | None,
+    tiling: LatentTiling | None,
+) -> None:
+    q_THW, pages, page_table_NL, out_THR, scale = call[:5]
+    num_heads, width = q_THW.shape[1:]
+    rank = out_THR.shape[2]
+    tiles = num_heads // work.group
+    block_m = max(CHUNK_ROWS, padded(work.group))
+    tiling = tiling or LatentTiling.of(q_THW.dtype, block_m)
+    splits = triton.cdiv(work.block_q, block_m // work.group)
+    num_items = num_items_bound(num_tokens, work.max_rows, work.block_q)
+    _chunk_kernel[(min(num_items * splits * tiles, work.num_sms),)](
+        q_THW,
+        pages,
+        page_table_NL,
+        inputs.row_slot_R,
+        inputs.q_start_R,
+        inputs.q_len_R,
+        inputs.token_start_R,
+        work.items_I2,
+        work.num_items,
+        out_THR,
+        sums_TH,
+        scale * LOG2_E,
+        Q_ROW=q_THW.stride(0),
+        OUT_ROW=out_THR.stride(0),
+        TABLE_ROW=page_table_NL.stride(0),
+        PAGE_STRIDE=page_stride(pages),
+        TILES=tiles,
+        G=work.group,
+        R=rank,
+        P=width - rank,
+        PAGE=pages.shape[3],
+        ITEM_Q=work.block_q,
+        BLOCK_M=block_m,
+        BLOCK_R=padded(rank),
+        BLOCK_P=padded(width - rank),
+        BLOCK_N=tiling.block_n,
+        CONTEXT=sums_TH is not None,
+        WIDEN=q_THW.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )

@@ -1,0 +1,285 @@
+"""The products of latent attention that each head makes with a map of its own.
+
+Before attention a query meets the map of its head's keys, so that it can meet latents, and its
+rotated part turns; behind it a mix of latents becomes the head's result, and one with what a chunk
+sees of itself (latent_prefill.py). Both are one kernel: for each head [T, I] times [I, O].
+
+Shape legend: T tokens, H heads, I inputs, O outputs of a head's map, N width of what does not
+rotate of a head, P of what does, J = P / 2 pairs, R of the latent, W = R + P, V of a head's value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.latent_entries import turned
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.rotate_and_store import RotaryTables
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS
+
+LARGEST_TILE = 128
+"""Tokens of a tile at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTiling:
+    """What of a head's product a program makes."""
+
+    block_t: int
+    block_o: int
+    block_i: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+    @staticmethod
+    def of(num_tokens: int, num_out: int, num_in: int, dtype: torch.dtype) -> HeadTiling:
+        """Small tiles where there are few tokens, so that all multiprocessors read the maps."""
+        padded_in, padded_out = (max(16, triton.next_power_of_2(n)) for n in (num_in, num_out))
+        if dtype == torch.float32:
+            return HeadTiling(16, min(32, padded_out), min(32, padded_in))
+        if num_tokens <= 64:
+            block_t = max(16, triton.next_power_of_2(num_tokens))
+            return HeadTiling(block_t, min(32, padded_out), min(128, padded_in))
+        return HeadTiling(LARGEST_TILE, min(128, padded_out), min(64, padded_in), num_warps=8)
+
+
+_NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
+
+
+class OwnResults(NamedTuple):
+    """What is to become one with results over contexts (float32 [T, H]): the logarithms to base 2
+    of the sums of both; and the step's counts, which say which tokens are of chunks."""
+
+    own_sums_TH: Tensor
+    context_sums_TH: Tensor
+    counts: Tensor
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _head_product_kernel(
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    positions_ptr,
+    cos_ptr,  # or None
+    sin_ptr,
+    own_sums_ptr,  # or None
+    context_sums_ptr,
+    counts_ptr,
+    num_tokens,
+    X_ROW: tl.constexpr,
+    X_HEAD: tl.constexpr,
+    OUT_ROW: tl.constexpr,
+    OUT_HEAD: tl.constexpr,
+    W_IN: tl.constexpr,
+    W_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    NUM_OUT: tl.constexpr,
+    P: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    head = tl.program_id(1)
+    token_T = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    real_T = token_T < num_tokens
+    x_T = x_ptr + token_T.to(tl.int64)[:, None] * X_ROW + head * X_HEAD
+    out_T = out_ptr + token_T.to(tl.int64)[:, None] * OUT_ROW + head * OUT_HEAD
+    dtype = out_ptr.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    NUM_TILES: tl.constexpr = (NUM_OUT + BLOCK_O - 1) // BLOCK_O
+    J: tl.constexpr = P // 2
+    if tl.program_id(0) == NUM_TILES:
+        if cos_ptr is not None:
+            j_J = tl.arange(0, BLOCK_J)
+            mask_TJ = real_T[:, None] & (j_J[None, :] < J)
+            position_T = tl.load(positions_ptr + token_T, mask=real_T, other=0).to(tl.int64)
+            angle_TJ = position_T[:, None] * J + j_J[None, :]
+            cos_TJ = tl.load(cos_ptr + angle_TJ, mask=mask_TJ, other=0.0)
+            sin_TJ = tl.load(sin_ptr + angle_TJ, mask=mask_TJ, other=0.0)
+            first_TJ = tl.load(x_T + NUM_IN + j_J[None, :], mask=mask_TJ, other=0.0).to(tl.float32)
+            second_TJ = tl.load(x_T + NUM_IN + J + j_J[None, :], mask=mask_TJ, other=0.0).to(
+                tl.float32
+            )
+            turned_TJ = (first_TJ * cos_TJ - second_TJ * sin_TJ).to(dtype)
+            tl.store(out_T + NUM_OUT + j_J[None, :], turned_TJ, mask=mask_TJ)
+            turned_TJ = (second_TJ * cos_TJ + first_TJ * sin_TJ).to(dtype)
+            tl.store(out_T + NUM_OUT + J + j_J[None, :], turned_TJ, mask=mask_TJ)
+    else:
+        o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+        i_I = tl.arange(0, BLOCK_I)
+        w_IO = (
+            w_ptr
+            + head.to(tl.int64) * (NUM_IN * NUM_OUT)
+            + i_I[:, None] * W_IN
+            + o_O[None, :] * W_OUT
+        )
+        sum_TO = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
+        mask_TO = real_T[:, None] & (o_O[None, :] < NUM_OUT)
+        num_in = NUM_IN
+        if own_sums_ptr is not None:
+            chunk_T = real_T & (token_T >= tl.load(counts_ptr + _NUM_DECODE_ROWS))
+            sums_T = token_T.to(tl.int64) * tl.num_programs(1) + head
+            own_T = tl.load(own_sums_ptr + sums_T, mask=chunk_T, other=float("-inf"))
+            context_T = tl.load(context_sums_ptr + sums_T, mask=chunk_T, other=0.0)
+            num_in = tl.where(tl.max(context_T, axis=0) > float("-inf"), NUM_IN, 0)
+        for begin in range(0, num_in, BLOCK_I):
+            inside_I = begin + i_I < NUM_IN
+            x_TI = tl.load(
+                x_T + begin + i_I[None, :], mask=real_T[:, None] & inside_I[None, :], other=0.0
+            )
+            weight_IO = tl.load(
+                w_IO + begin * W_IN, mask=inside_I[:, None] & (o_O[None, :] < NUM_OUT), other=0.0
+            )
+            if WIDEN:
+                x_TI = x_TI.to(tl.float32)
+                weight_IO = weight_IO.to(tl.float32)
+            sum_TO = tl.dot(x_TI, weight_IO, acc=sum_TO, input_precision="ieee")
+        if own_sums_ptr is not None:
+            top_T = tl.maximum(own_T, context_T)
+            own_T = tl.exp2(own_T - top_T)
+            share_T = own_T / (own_T + tl.exp2(context_T - top_T))
+            own_TO = tl.load(out_T + o_O[None, :], mask=mask_TO & chunk_T[:, None], other=0.0)
+            # without a context there is no mix, and whatever there is instead may be NaN
+            sum_TO = tl.where(share_T[:, None] < 1.0, sum_TO, 0.0)
+            sum_TO = own_TO.to(tl.float32) * share_T[:, None] + sum_TO * (1.0 - share_T)[:, None]
+        tl.store(out_T + o_O[None, :], sum_TO.to(dtype), mask=mask_TO)
+
+
+def absorb_queries(
+    q_THD: Tensor,
+    key_up_HNR: Tensor,
+    positions_T: Tensor,
+    tables: RotaryTables,
+    out_THW: Tensor,
+    *,
+    invariant: bool = False,
+    tiling: HeadTiling | None = None,
+    pdl: bool = False,
+) -> None:
+    """Queries [T, H, N + P] become such of latents, [T, H, W]: the first N columns times the map of
+    the head's keys, the others rotated by the token's position. Positions are read below the wait.
+
+    `invariant`: a token's result does not depend on how many there are; `tiling` is there to
+    measure others than the chosen one.
+    """
+    num_tokens, num_heads, _ = q_THD.shape
+    _, num_still, rank = key_up_HNR.shape
+    rotated = out_THW.shape[2] - rank
+    tiling = tiling or HeadTiling.of(
+        LARGEST_TILE if invariant else num_tokens, rank, num_still, q_THD.dtype
+    )
+    grid = (
+        triton.cdiv(rank, tiling.block_o) + 1,
+        num_heads,
+        triton.cdiv(num_tokens, tiling.block_t),
+    )
+    _head_product_kernel[grid](
+        q_THD,
+        key_up_HNR,
+        out_THW,
+        positions_T,
+        tables.cos_PJ,
+        tables.sin_PJ,
+        *(None, None, None),
+        num_tokens,
+        **_strides(q_THD, out_THW),
+        W_IN=rank,
+        W_OUT=1,
+        NUM_IN=num_still,
+        NUM_OUT=rank,
+        P=rotated,
+        BLOCK_J=triton.next_power_of_2(rotated // 2),
+        **_constants(tiling, q_THD),
+        **dependent_launch(pdl, q_THD),
+    )
+
+
+def expand_values(
+    mixed_THR: Tensor,
+    value_up_HVR: Tensor,
+    out_THV: Tensor,
+    *,
+    beside: OwnResults | None = None,
+    invariant: bool = False,
+    tiling: HeadTiling | None = None,
+    pdl: bool = False,
+) -> None:
+    """Mixes of latents times the map of the head's values.
+
+    With `beside`, `out_THV` already has what chunks see of themselves, and gets the whole: the
+    mixes of their tokens are of what lies before, if anything does.
+    """
+    num_tokens, num_heads, rank = mixed_THR.shape
+    width = value_up_HVR.shape[1]
+    tiling = tiling or HeadTiling.of(
+        LARGEST_TILE if invariant else num_tokens, width, rank, mixed_THR.dtype
+    )
+    token_tiles = triton.cdiv(num_tokens, tiling.block_t)
+    grid = (triton.cdiv(width, tiling.block_o), num_heads, token_tiles)
+    _head_product_kernel[grid](
+        mixed_THR,
+        value_up_HVR,
+        out_THV,
+        *(None, None, None),
+        *(beside or (None, None, None)),
+        num_tokens,
+        **_strides(mixed_THR, out_THV),
+        W_IN=1,
+        W_OUT=rank,
+        NUM_IN=rank,
+        NUM_OUT=width,
+        P=0,
+        BLOCK_J=1,
+        **_constants(tiling, mixed_THR),
+        **dependent_launch(pdl, mixed_THR),
+    )
+
+
+def _strides(x: Tensor, out: Tensor) -> dict[str, int]:
+    assert x.stride(2) == out.stride(2) == 1
+    return {
+        "X_ROW": x.stride(0),
+        "X_HEAD": x.stride(1),
+        "OUT_ROW": out.stride(0),
+        "OUT_HEAD": out.stride(1),
+    }
+
+
+def _constants(tiling: HeadTiling, x: Tensor) -> dict[str, int | bool]:
+    return {
+        "BLOCK_T": tiling.block_t,
+        "BLOCK_O": tiling.block_o,
+        "BLOCK_I": tiling.block_i,
+        "WIDEN": x.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+
+
+def absorb_queries_reference(
+    q_THD: Tensor,
+    key_up_HNR: Tensor,
+    positions_T: Tensor,
+    tables: RotaryTables,
+    out_THW: Tensor,
+) -> None:
+    _, num_still, rank = key_up_HNR.shape
+    wide = q_THD[:, :, :num_still].double()
+    out_THW[:, :, :rank] = torch.einsum("thn,hnr->thr", wide, key_up_HNR.double())
+    out_THW[:, :, rank:] = turned(q_THD[:, :, num_still:], positions_T[: len(q_THD)], tables)
+
+
+def expand_values_reference(mixed_THR: Tensor, value_up_HVR: Tensor, out_THV: Tensor) -> None:
+    out_THV.copy_(torch.einsum("thr,hvr->thv", mixed_THR.double(), value_up_HVR.double()))

@@ -1,0 +1,77 @@
+"""Makes latent attention of tensors that are named as DeepSeek's.
+
+Shape legend: H query heads, N width of what does not rotate of a head, V of its value, R of the
+latent, C columns of what the input makes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from common.latent_shape import LatentShape
+from services.compute.layers.parts import LatentAttention
+from services.compute.layers.rope import RopeSpec
+from services.compute.models.builder import Builder, NormForm
+
+L = TypeVar("L")
+
+NORM = NormForm(1e-6)
+"""Of latents, whatever config.json says of the others: transformers and DeepSeek's own code read
+none for them."""
+
+
+def latent_attention(
+    make: Builder[Any], at: str, latent: LatentShape, rope: RopeSpec, scale: float
+) -> LatentAttention[Any]:
+    """The next layer's mixer, of tensors whose names begin with `at`."""
+    shape, heads = make.shape, make.shape.num_heads
+    queries = _turned_last(torch.arange(heads * latent.query_dim), latent.query_dim, rope)
+    if latent.query_rank:
+        names, num_down = ["q_a_proj", "kv_a_proj_with_mqa"], latent.query_rank
+        down_order = torch.arange(num_down)
+        query_norm = make.norm(f"{at}.q_a_layernorm", NORM, latent.query_rank)
+        query_up = make.linear(
+            [f"{at}.q_b_proj"], [len(queries)], latent.query_rank, False, queries
+        )
+    else:
+        names, num_down = ["q_proj", "kv_a_proj_with_mqa"], len(queries)
+        down_order, query_norm, query_up = queries, None, None
+    entry = _turned_last(torch.arange(latent.entry_dim), latent.entry_dim, rope)
+    down = make.linear(
+        [f"{at}.{name}" for name in names],
+        [num_down, latent.entry_dim],
+        shape.hidden_size,
+        False,
+        torch.cat((down_order, num_down + entry)),
+    )
+    num_up = heads * (latent.nope_dim + latent.value_dim)
+    up_HXR = make.plain(f"{at}.kv_b_proj", num_up, latent.latent_dim).view(
+        heads, -1, latent.latent_dim
+    )
+    key_up, value_up = torch.split(up_HXR, [latent.nope_dim, latent.value_dim], dim=1)
+    mixer = LatentAttention(
+        layer=make.layer_number,
+        num_heads=heads,
+        down=down,
+        out=make.linear([f"{at}.o_proj"], (shape.hidden_size,), heads * latent.value_dim, False),
+        latent_norm=make.norm(f"{at}.kv_a_layernorm", NORM, latent.latent_dim),
+        key_up_HNR=key_up.contiguous(),
+        value_up_HVR=value_up.contiguous(),
+        scale=scale,
+        rope=rope,
+        query_norm=query_norm,
+        query_up=query_up,
+    )
+    make.add_mixer(mixer)
+    return mixer
+
+
+def _turned_last(rows: Tensor, width: int, rope: RopeSpec) -> Tensor:
+    """Numbers of rows, of which the last columns of each so many are in the order in which they
+    rotate."""
+    heads = rows.view(-1, width).clone()
+    heads[:, -rope.head_dim :] = heads[:, -rope.head_dim :][:, rope.row_order()]
+    return heads.flatten()
