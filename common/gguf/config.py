@@ -55,6 +55,7 @@ _REFUSED = {
 }
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 _NOT_TAKEN = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
 
 
@@ -116,14 +117,17 @@ class GgufConfig:
 
     def tensors(self) -> dict[str, dict[str, Any]]:
         """Return where each tensor lies and what was done to it, by Hugging Face's names."""
-        last = range(int(self._value(_NEXTN, 0)))
-        behind = tuple(f"blk.{self._num_layers + number}." for number in last)
         return {
             name: entry
             for own in self._model.tensors
-            if not _NOT_TAKEN.fullmatch(own) and not own.startswith(behind)
+            if not _NOT_TAKEN.fullmatch(own) and not self._is_behind(own)
             for name, entry in self._entries(own)
         }
+
+    def _is_behind(self, own: str) -> bool:
+        """Whether a tensor is of a layer that predicts a second token."""
+        layer = _LAYER.match(own) if self._value(_NEXTN) else None
+        return layer is not None and int(layer[1]) >= self._num_layers
 
     def _entries(self, own: str) -> Iterator[tuple[str, dict[str, Any]]]:
         match = _TENSOR.fullmatch(own)
