@@ -31,6 +31,7 @@ from tests.unit.compute.models.family_recipes import (
     WINDOW,
     Family,
     longrope,
+    make_random,
     rope,
     yarn,
 )
@@ -270,23 +271,6 @@ ALL_FAMILIES = DENSE | MIXTURES
 FAMILIES = {  # older transformers do not have all of them
     name: one for name, one in ALL_FAMILIES.items() if hasattr(transformers, one.config_class)
 }
-
-
-ONES_OR_ZEROS = ("bias", "norm.weight", "norm1.weight", "norm2.weight", "sinks")
-
-
-def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
-    """Parameters, and what transformers keeps beside them: the biases of DeepSeek's routers."""
-    return [*model.named_parameters(), *model.named_buffers()]
-
-
-def make_random(model: PreTrainedModel) -> PreTrainedModel:
-    """Make its norms and biases random too."""
-    with torch.no_grad():
-        for name, values in weights_of(model):
-            if name.endswith(ONES_OR_ZEROS):
-                values.add_(torch.randn_like(values) * 0.2)
-    return model
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.unit.compute.tiny_models import VOCAB_SIZE
@@ -125,3 +126,20 @@ VISION = {
         **_VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16,
     },
 }  # fmt: skip
+
+
+ONES_OR_ZEROS = ("bias", "norm.weight", "norm1.weight", "norm2.weight", "sinks")
+
+
+def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+    """Parameters, and what transformers keeps beside them: the biases of DeepSeek's routers."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def make_random(model: PreTrainedModel) -> PreTrainedModel:
+    """Make its norms and biases random too."""
+    with torch.no_grad():
+        for name, values in weights_of(model):
+            if name.endswith(ONES_OR_ZEROS):
+                values.add_(torch.randn_like(values) * 0.2)
+    return model

@@ -33,8 +33,8 @@ from tests.gguf_files import PLAIN, GgufOptions, permuted, write_gguf
 from tests.unit.compute.models.family_models import (
     ALL_FAMILIES,
     FAMILIES,
-    make_random,
 )
+from tests.unit.compute.models.family_recipes import make_random
 
 Changes = dict[str, Any]
 CPU = torch.device("cpu")
