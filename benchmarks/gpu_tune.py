@@ -219,7 +219,6 @@ class Bench:
         plans = {window: work.for_window(window) for window in set(self.layout.windows)}
         prefill = PrefillWork.make(max_rows, max_rows, group, self.device)
         tables = AttentionTables(inputs, plans, prefill, PAGE_TOKENS, variant.pdl)
-        attention = DecodeAttention(tables)
         row_pdl, takes_norms = variant.row_pdl, variant.takes_norms
         if row_pdl is None:
             num_bytes = 2 * shape.hidden_size * shape.intermediate_size
@@ -240,7 +239,7 @@ class Bench:
         ]
 
         def launch() -> None:
-            decoder.forward(num_rows, caches, attention)
+            decoder.forward(num_rows, caches, DecodeAttention(tables))
             decoder.logits_at(inputs.sample_token_S[:num_rows])
 
         return launch

@@ -26,16 +26,20 @@ ARCHITECTURES = {
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "command-r",
     "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
     "Exaone4ForCausalLM": "exaone4",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4moe",
     "GlmForCausalLM": "chatglm",
     "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
     "LlamaForCausalLM": "llama",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
     "NemotronForCausalLM": "nemotron",
@@ -127,7 +131,18 @@ def _add_fields(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
         "attention_multiplier": writer.add_attention_scale,
         "num_experts": writer.add_expert_count,
         "num_local_experts": writer.add_expert_count,
+        "moe_num_experts": writer.add_expert_count,
+        "n_routed_experts": writer.add_expert_count,
         "num_experts_per_tok": writer.add_expert_used_count,
+        "moe_k": writer.add_expert_used_count,
+        "moe_topk": writer.add_expert_used_count,
+        "n_shared_experts": writer.add_expert_shared_count,
+        "moe_num_shared_experts": writer.add_expert_shared_count,
+        "first_k_dense_replace": writer.add_leading_dense_block_count,
+        "moe_layer_start_index": writer.add_leading_dense_block_count,
+        "moe_layer_interval": writer.add_interleave_moe_layer_step,
+        "routed_scaling_factor": writer.add_expert_weights_scale,
+        "norm_topk_prob": writer.add_expert_weights_norm,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
     }
@@ -263,13 +278,16 @@ def _add_tensor(
 
 
 def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Those of a layer's experts as one, and the one row of a shared expert's gate as a vector."""
+    """Those of a layer's experts as one, and matrices of one row as vectors; biases have names of
+    modules."""
     stacked, of_experts = {}, defaultdict[str, dict[int, Array]](dict)
     for name, tensor in tensors.items():
         if match := EXPERT.fullmatch(name):
             of_experts[f"{match[1]}.{match[3]}"][int(match[2])] = tensor
         else:
-            stacked[name] = tensor[0] if "shared_expert_gate" in name else tensor
+            renamed = name.replace("block_sparse_moe.e_score", "mlp.e_score")
+            renamed = renamed.replace("correction_bias", "correction.bias")
+            stacked[renamed] = tensor[0] if len(tensor) == 1 else tensor
     for name, by_number in of_experts.items():
         stacked[name] = np.stack([by_number[number] for number in range(len(by_number))])
     return stacked

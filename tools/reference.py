@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
 from common.config import ENV_PREFIX
 from common.decoder_shape import ARCHITECTURES
-from common.gguf.config import ARCHITECTURES as GGUF
-from common.gguf.config import MIXTURES
+from common.gguf.architectures import ARCHITECTURES as GGUF
+from common.gguf.architectures import MIXTURES
 from common.gguf.file import TYPES
 from common.gguf.pre_tokenizers import PRE_TOKENIZERS
 from services.cli import command_of

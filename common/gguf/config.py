@@ -1,147 +1,32 @@
 """The config.json of a GGUF file, and the names that Hugging Face gives to its tensors.
 
-llama.cpp has names of its own for architectures, fields and tensors, and its converter changes some
-weights. Both are data here, read off that converter; what each field means is the families' affair.
+llama.cpp has names of its own for architectures (architectures.py), fields and tensors, and its
+converter changes some weights. Both are data, read off that converter; what each field means is the
+families' affair.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import ModelError
+from common.gguf.architectures import (
+    ARCHITECTURES,
+    LLAMA_NAMES,
+    MIXTURES,
+    ONE_ROW,
+    SPLIT,
+    TOP_NAMES,
+    WITHOUT_KIND,
+)
 from common.gguf.file import GgufModel, read_floats
-
-_LLAMA_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_BEHIND = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_GEMMA2_NAMES = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
-_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_SPLIT = "self_attn.{q,k,v}_proj"  # one tensor there, three here
-_EXPERTS = {  # one tensor there, one for each expert here
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-_SHARED_EXPERT = {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-_MIXTRAL_EXPERTS = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
-_MERGED_MLP = {"ffn_up": "mlp.gate_up_proj"}
-_WITHOUT_KIND = ("attn_sinks",)  # whose names end without "weight" here
-
-
-@dataclass(frozen=True, slots=True)
-class GgufArchitecture:
-    """What llama.cpp calls by one name, as a family of ours.
-
-    `pairs`: its converter reorders the rows of queries and keys, as llama.cpp turns columns 2i and
-    2i + 1 where Hugging Face's code turns i and i + half. `plus_one`: it adds 1 to norms' weights.
-    `yarn_truncates`: YaRN's ramp is between whole pairs, which a file does not say.
-    """
-
-    family: str
-    names: Mapping[str, str] = field(default_factory=dict)  # of a layer's tensors, over Llama's
-    pairs: bool = False
-    plus_one: bool = False
-    num_layers_of_27b: int = 0  # Gemma's largest divides scores by another number
-    has_experts: bool = False
-    yarn_truncates: bool = True
-    fields: Mapping[str, Any] = field(default_factory=dict)  # that llama.cpp has in its code
-
-
-ARCHITECTURES: Mapping[str, GgufArchitecture] = {
-    "llama": GgufArchitecture("LlamaForCausalLM", pairs=True),
-    "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
-    "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
-    "qwen2moe": GgufArchitecture(
-        "Qwen2MoeForCausalLM", {**_EXPERTS, **_SHARED_EXPERT}, has_experts=True
-    ),
-    "qwen3moe": GgufArchitecture(
-        "Qwen3MoeForCausalLM", _EXPERTS, has_experts=True, fields={"norm_topk_prob": True}
-    ),
-    "olmoe": GgufArchitecture("OlmoeForCausalLM", _EXPERTS, has_experts=True),
-    "gemma": GgufArchitecture("GemmaForCausalLM", plus_one=True),
-    "gemma2": GgufArchitecture("Gemma2ForCausalLM", _GEMMA2_NAMES, False, True, 46),
-    "gemma3": GgufArchitecture("Gemma3ForCausalLM", _GEMMA2_NAMES, False, True, 62),
-    "phi3": GgufArchitecture("Phi3ForCausalLM", {**_MERGED_MLP, "attn_qkv": "self_attn.qkv_proj"}),
-    "olmo2": GgufArchitecture("Olmo2ForCausalLM", _BEHIND),
-    "smollm3": GgufArchitecture("SmolLM3ForCausalLM", pairs=True),
-    "granite": GgufArchitecture("GraniteForCausalLM", pairs=True),
-    "starcoder2": GgufArchitecture(
-        "Starcoder2ForCausalLM", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
-    ),
-    "command-r": GgufArchitecture("CohereForCausalLM"),
-    "cohere2": GgufArchitecture("Cohere2ForCausalLM"),
-    "chatglm": GgufArchitecture("GlmForCausalLM", {**_MERGED_MLP, "attn_qkv": _SPLIT}),
-    "glm4": GgufArchitecture(
-        "Glm4ForCausalLM",
-        {
-            **_MERGED_MLP,
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-        },
-    ),
-    "exaone4": GgufArchitecture("Exaone4ForCausalLM", _BEHIND),
-    "nemotron": GgufArchitecture("NemotronForCausalLM", plus_one=True),
-    "arcee": GgufArchitecture("ArceeForCausalLM", pairs=True),
-    "hunyuan-dense": GgufArchitecture(
-        "HunYuanDenseV1ForCausalLM",
-        {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
-    ),
-    "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM"),
-    "seed_oss": GgufArchitecture(
-        "SeedOssForCausalLM", {"post_attention_norm": "post_attention_layernorm"}
-    ),
-    "gpt-oss": GgufArchitecture(
-        "GptOssForCausalLM",
-        {
-            **_EXPERTS,
-            "post_attention_norm": "post_attention_layernorm",
-            "attn_sinks": "self_attn.sinks",
-            "ffn_gate_inp": "mlp.router",
-        },
-        has_experts=True,
-        yarn_truncates=False,
-    ),
-    "internlm2": GgufArchitecture("LlamaForCausalLM", pairs=True),  # split as Llama's by then
-}
-
-# What has the name of a dense architecture, and experts.
-MIXTURES: Mapping[str, GgufArchitecture] = {
-    "llama": GgufArchitecture("MixtralForCausalLM", _MIXTRAL_EXPERTS, pairs=True, has_experts=True)
-}
 
 # A family reads those of these fields that it has.
 _FIELDS = {
     "embedding_length": ("hidden_size",),
     "feed_forward_length": ("intermediate_size",),
-    "block_count": ("num_hidden_layers",),
     "attention.head_count": ("num_attention_heads",),
     "attention.head_count_kv": ("num_key_value_heads",),
     "attention.key_length": ("head_dim",),
@@ -157,13 +42,20 @@ _FIELDS = {
     "expert_used_count": ("num_experts_per_tok",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_shared_count": ("n_shared_experts",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "leading_dense_block_count": ("first_k_dense_replace",),
+    "interleave_moe_layer_step": ("interleave_moe_layer_step",),
 }
+_NEXTN = "nextn_predict_layers"
 _REFUSED = {
     "rope.dimension_sections": "positions of images (M-RoPE)",
-    "nextn_predict_layers": "layers that predict several tokens",
+    _NEXTN: "layers that predict several tokens",
 }
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 _NOT_TAKEN = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
 
 
@@ -188,6 +80,8 @@ class GgufConfig:
                     "supported"
                 )
         for key, what in _REFUSED.items():
+            if key == _NEXTN and self._architecture.has_nextn:
+                continue
             value = model.metadata.get(f"{self._name}.{key}")
             if any(value) if isinstance(value, list) else value:
                 raise ModelError(f"{self._path}: {what} ({self._name}.{key}) is not supported")
@@ -199,6 +93,7 @@ class GgufConfig:
             if (value := self._value(key)) is not None:
                 config |= dict.fromkeys(names, value)
         config["vocab_size"] = self._shape("token_embd.weight")[0]
+        config["num_hidden_layers"] = self._num_layers
         config.setdefault("head_dim", self._head_dim)
         if self._value("attention.value_length", self._head_dim) != self._head_dim:
             raise ModelError(f"{self._path}: keys and values of different widths")
@@ -225,14 +120,19 @@ class GgufConfig:
         return {
             name: entry
             for own in self._model.tensors
-            if not _NOT_TAKEN.fullmatch(own)
+            if not _NOT_TAKEN.fullmatch(own) and not self._is_behind(own)
             for name, entry in self._entries(own)
         }
+
+    def _is_behind(self, own: str) -> bool:
+        """Whether a tensor is of a layer that predicts a second token."""
+        layer = _LAYER.match(own) if self._value(_NEXTN) else None
+        return layer is not None and int(layer[1]) >= self._num_layers
 
     def _entries(self, own: str) -> Iterator[tuple[str, dict[str, Any]]]:
         match = _TENSOR.fullmatch(own)
         layer, module = (match["layer"], match["module"]) if match else (None, "")
-        names = _TOP_NAMES if layer is None else {**_LLAMA_NAMES, **self._architecture.names}
+        names = TOP_NAMES if layer is None else {**LLAMA_NAMES, **self._architecture.names}
         if match is None or module not in names:
             raise ModelError(
                 f"{self._path}: tensor {own[:80]} does not belong to the architecture "
@@ -250,13 +150,13 @@ class GgufConfig:
             entry["head_dim_of_pairs"] = self._head_dim
         if self._architecture.plus_one and module.endswith("norm") and match["kind"] == "weight":
             entry["plus_one"] = True
-        if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
+        if names[module] in ONE_ROW and len(tensor.shape) == 1:
             entry["shape"] = [1, *tensor.shape]
         if "{}" in names[module]:
             yield from _of_experts(f"{at}{names[module]}.{match['kind']}", entry, tensor.num_bytes)
             return
-        if names[module] != _SPLIT:
-            ending = "" if module in _WITHOUT_KIND else f".{match['kind']}"
+        if names[module] != SPLIT:
+            ending = "" if module in WITHOUT_KIND else f".{match['kind']}"
             yield f"{at}{names[module]}{ending}", entry
             return
         heads, row_bytes = self._needed("attention.head_count"), tensor.num_bytes // tensor.shape[0]
@@ -279,6 +179,10 @@ class GgufConfig:
         if len(set(value)) != 1:
             raise ModelError(f"{self._path}: layers of different sizes ({self._name}.{key})")
         return value[0]
+
+    @property
+    def _num_layers(self) -> int:
+        return self._needed("block_count") - int(self._value(_NEXTN, 0))
 
     def _needed(self, key: str) -> int:
         value = self._value(key)

@@ -56,7 +56,7 @@ def _expert_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     HALVES: tl.constexpr = FORM[1]
-    SUMS_X: tl.constexpr = FORM[3] and FORM[2] * BLOCK_I <= NUM_IN
+    SUMS_X: tl.constexpr = FORM[3] and (FORM[2] == 1 or FORM[2] * BLOCK_I <= NUM_IN)
     OF_STEPS: tl.constexpr = FORM[2] > 1  # sums of x
     tile = tl.program_id(1)
     expert = tl.load(tile_ptr + tile)

@@ -214,7 +214,7 @@ def add_step(
     BLOCK_B: tl.constexpr = BLOCK_I // 2 if FORM[1] else BLOCK_I
     NUM_BYTES: tl.constexpr = NUM_IN // 2 if FORM[1] else NUM_IN
     G: tl.constexpr = FORM[2]
-    STEP_GROUPS: tl.constexpr = max(1, BLOCK_I * G // NUM_IN)
+    STEP_GROUPS: tl.constexpr = max(1, BLOCK_I * G // NUM_IN) if G > 1 else 1
     GROUP_STEPS: tl.constexpr = max(1, NUM_IN // (G * BLOCK_I))
     BY_STEP: tl.constexpr = G > 1 and STEP_GROUPS == 1
     codes = _load_codes(

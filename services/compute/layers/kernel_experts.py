@@ -127,8 +127,11 @@ class ExpertProduct:
         return SharedRows(shared_TE, self._logits(x_TE, experts.shared_gate, scratch)[:, 0])
 
     def _logits(self, x_TE: Tensor, router: AnyLinear, scratch: Scratch) -> Tensor:
-        logits_TX = scratch.take_as(torch.float32, len(x_TE), router.num_out)
-        self._plain(x_TE, _plain(router), logits_TX)
+        linear = _plain(router)
+        if linear.weight_OI.dtype != x_TE.dtype:  # has more bits than the model's
+            x_TE = scratch.take_as(linear.weight_OI.dtype, *x_TE.shape).copy_(x_TE)
+        logits_TX = scratch.take_as(torch.float32, len(x_TE), linear.num_out)
+        self._plain(x_TE, linear, logits_TX)
         return logits_TX
 
     def _by_row(

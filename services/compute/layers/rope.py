@@ -336,13 +336,9 @@ def _yarn(values: Mapping[str, Any], raw: Mapping[str, Any]) -> YarnScaling:
 
 def _longrope(values: Mapping[str, Any], raw: Mapping[str, Any]) -> LongRopeScaling:
     factor, original = _stretch(values, raw), _original(values, raw)
-    short, long = values.get("short_mscale"), values.get("long_mscale")
-    if short != long:
-        raise ModelError(
-            f"config.json: short_mscale {short!r} and long_mscale {long!r} differ, which is not "
-            "supported."
-        )
-    attention_factor = values.get("attention_factor") if short is None else short
+    attention_factor = values.get("short_mscale", values.get("attention_factor"))
+    if values.get("short_mscale") != values.get("long_mscale"):
+        raise ModelError("config.json: short_mscale and long_mscale differ; they must not.")
     if attention_factor is None:
         beyond = math.log(factor) / math.log(original) if factor > 1 else 0.0
         attention_factor = math.sqrt(1 + beyond)

@@ -109,7 +109,8 @@ class LinearMaker(Protocol[M]):
     def __call__(self, weight: Weight, bias_O: Tensor | None, /) -> M: ...
 
     def router(self, weight_XE: Tensor, bias_X: Tensor | None) -> M:
-        """Of a weight in float32: a map whose results are in float32, too."""
+        """Of a weight in float32: a map whose results are in float32, too; no number is rounded
+        before it is multiplied."""
         ...
 
     def experts(
@@ -135,7 +136,10 @@ class KernelLinears:
         return QuantizedLinear(weight.with_adjacent_rows(), bias_O, dense_OI)
 
     def router(self, weight_XE: Tensor, bias_X: Tensor | None) -> Linear:
-        return Linear(weight_XE.to(self.dtype), bias_X)
+        rounded_XE = weight_XE.to(self.dtype)
+        if torch.equal(rounded_XE.float(), weight_XE):
+            return Linear(rounded_XE, bias_X)
+        return Linear(weight_XE, None if bias_X is None else bias_X.float())
 
     def experts(
         self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None

@@ -27,7 +27,12 @@ from services.compute.layers.parts import (
 from services.compute.layers.rope import RopeDefaults, RopeSpec, read_rope
 from services.compute.layers.weighted_layers import Embedding, LinearMaker, Norm
 from services.compute.models.decoder import Decoder
-from services.compute.models.expert_tensors import QWEN_EXPERTS, ExpertModules, ExpertTensors
+from services.compute.models.expert_tensors import (
+    QWEN_EXPERTS,
+    ExpertModules,
+    ExpertTensors,
+    check_groups,
+)
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Packed, Weight
 
@@ -268,6 +273,7 @@ class Builder(Generic[L]):
         **more: Any,
     ) -> Experts[L]:
         """The mixture of the layer whose name is `at`; `more` is `Experts`'."""
+        check_groups(routing)
         count, make = routing.num_experts, self._make_linear
         hidden, inner = self.shape.hidden_size, self.mixture.width
         tensors = ExpertTensors(self._weights, at, modules, hidden, inner)

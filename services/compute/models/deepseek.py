@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from common.errors import ModelError
 from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import LayerPart
 from services.compute.layers.rope import RopeDefaults
@@ -96,22 +95,14 @@ def _magnitude(make: Builder[Any]) -> float:
     return 0.1 * float(weight) * math.log(factor) + 1.0
 
 
-def _groups(config: DeepseekConfig, make: Builder[Any]) -> tuple[int, int]:
+def _groups(config: DeepseekConfig) -> tuple[int, int]:
     """How many groups of experts there are, and how many of them a token sees."""
-    num_groups, num_top = config.n_group or 1, config.topk_group or config.n_group or 1
-    num_experts, top_k = make.mixture.num_experts, make.mixture.top_k
-    fits = 1 <= num_top <= num_groups and not num_experts % num_groups
-    if not fits or top_k > num_experts // num_groups * num_top:
-        raise ModelError(
-            f"config.json: n_group {num_groups} and topk_group {num_top} make no sense with "
-            f"{num_experts} experts, of which {top_k} see a token."
-        )
-    return num_groups, num_top
+    return config.n_group or 1, config.topk_group or config.n_group or 1
 
 
 def _build_v2(config: DeepseekV2Config, make: Builder[Any]) -> Decoder[Any]:
     is_limited = config.topk_method == "group_limited_greedy"
-    num_groups, num_top = _groups(config, make) if is_limited else (1, 1)
+    num_groups, num_top = _groups(config) if is_limited else (1, 1)
     routing = Routing(
         make.mixture.num_experts,
         make.mixture.top_k,
@@ -124,7 +115,7 @@ def _build_v2(config: DeepseekV2Config, make: Builder[Any]) -> Decoder[Any]:
 
 
 def _build_v3(config: DeepseekV3Config, make: Builder[Any]) -> Decoder[Any]:
-    num_groups, num_top = _groups(config, make)
+    num_groups, num_top = _groups(config)
     routing = Routing(
         make.mixture.num_experts,
         make.mixture.top_k,

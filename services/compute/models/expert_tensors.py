@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.errors import ModelError
+from services.compute.kernels.routing import Routing
 from services.compute.models.safetensors_files import Stack
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Packed, Weight
@@ -45,6 +47,19 @@ MIXTRAL_EXPERTS = ExpertModules(
     gate_up="block_sparse_moe.experts.{}.gate_up_proj",
     down="block_sparse_moe.experts.{}.w2",
 )
+
+
+def check_groups(routing: Routing) -> None:
+    """Raise ModelError for groups of experts of which a choice cannot be made."""
+    count, num_groups, size = routing.num_experts, routing.num_groups, 0
+    if 1 <= routing.top_groups <= num_groups and not count % num_groups:
+        size = count // num_groups
+    if size < (2 if routing.group_by == "top2" else 1) or routing.top_k > size * routing.top_groups:
+        raise ModelError(
+            f"config.json: {num_groups} groups of experts (n_group), of which a token sees "
+            f"{routing.top_groups} (topk_group), make no sense with {count} experts, of which it "
+            f"sees {routing.top_k}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

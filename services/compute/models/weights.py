@@ -84,7 +84,7 @@ class DummyWeights:
         values = torch.randn(shape, generator=self._generator, device=self.device).mul_(SCALE)
         if name.endswith("norm.weight"):
             values.add_(1.0)
-        return values.to(dtype or self.dtype)
+        return values.to(self.dtype).to(dtype or self.dtype)
 
     def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
         return self.take(names[0], (sum(rows),))

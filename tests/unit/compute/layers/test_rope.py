@@ -75,6 +75,12 @@ def test_longrope_has_other_names_in_the_first_files_of_phi_3(kind: str) -> None
     assert spec_of(case, {**case.raw, "rope_scaling": scaling}) == spec_of(case)
 
 
+def test_longrope_says_what_it_multiplies_by_in_phi_3_5_moe() -> None:
+    case = CASES["phi-3 mini 128k"]
+    scaling = {**case.raw["rope_scaling"], "short_mscale": 1.25, "long_mscale": 1.25}
+    assert spec_of(case, {**case.raw, "rope_scaling": scaling}).scaling.attention_factor == 1.25
+
+
 def test_columns_that_do_not_rotate_stay_as_they_are() -> None:
     spec = spec_of(CASES["phi-4 mini"])
     assert spec.scaling.attention_factor > 1.1
@@ -128,6 +134,10 @@ def test_rows_of_every_head_get_the_order_of_halves(spec: RopeSpec, rows: list[i
         (
             {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
             "must have 4 values",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_mscale": 1.0, "long_mscale": 1.1}},
+            "short_mscale and long_mscale differ",
         ),
         ({"rope_theta": 1}, "rope_theta must be above 1"),
         ({"partial_rotary_factor": 1.5}, "rotation of 12 columns of a head of 8"),

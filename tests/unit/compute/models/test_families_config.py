@@ -9,7 +9,7 @@ import torch
 
 from common.errors import ModelError
 from services.compute.layers.rope import LinearScaling, RopeSpec
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.weighted_layers import KernelLinears, Linear
 from services.compute.models.families import FAMILIES, ModelConfig, read_config
 from services.compute.models.family import WindowedConfig
 from services.compute.models.llama import LLAMA
@@ -214,3 +214,15 @@ def test_null_is_as_if_a_field_were_not_there_unless_it_is_a_value() -> None:
     decoder = config.build(DummyWeights(torch.float32, torch.device("cpu")), Linear)
     assert decoder.logit_softcap == 0.0
     assert [mixer.softcap for mixer in decoder.mixers] == [50.0] * 3
+
+
+@pytest.mark.parametrize(
+    "groups", [{"n_group": 3}, {"n_group": 2, "topk_group": 3}, {"n_group": 4}]
+)
+def test_groups_of_experts_have_to_fit_their_number(groups: dict[str, int]) -> None:
+    config = config_of(
+        architectures=["Glm4MoeForCausalLM"], num_experts=None, n_routed_experts=4, **groups
+    )
+    weights = DummyWeights(torch.float32, torch.device("cpu"))
+    with pytest.raises(ModelError, match="n_group.* make no sense with 4 experts"):
+        config.build(weights, KernelLinears(torch.float32, keeps_dense=False))

@@ -20,9 +20,8 @@ from services.compute.config import ComputeSettings
 from services.compute.runner.packing_runner import PackingRunner
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_server import Server
-from tests.unit.compute.models.family_models import (
-    ALL_PROMPTS,
-    FAMILIES,
+from tests.unit.compute.models.family_models import ALL_PROMPTS, FAMILIES
+from tests.unit.compute.models.family_recipes import (
     FULL,
     LINEAR,
     SIZES,

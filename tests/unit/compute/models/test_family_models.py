@@ -16,8 +16,8 @@ from tests.unit.compute.models.family_models import (
     answers,
     older_config,
     random_model,
-    weights_of,
 )
+from tests.unit.compute.models.family_recipes import weights_of
 
 PARAMS = [pytest.param(name) for name in FAMILIES]
 BITES = [

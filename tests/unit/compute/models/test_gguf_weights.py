@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.errors import ModelError
-from common.gguf.config import ARCHITECTURES, MIXTURES
+from common.gguf.architectures import ARCHITECTURES, MIXTURES
 from common.gguf.folder import INDEX_NAME, folder_of
 from common.model_folder import eos_token_ids
 from services.compute.layers.rope import RopeSpec
@@ -33,8 +33,8 @@ from tests.gguf_files import PLAIN, GgufOptions, permuted, write_gguf
 from tests.unit.compute.models.family_models import (
     ALL_FAMILIES,
     FAMILIES,
-    make_random,
 )
+from tests.unit.compute.models.family_recipes import make_random
 
 Changes = dict[str, Any]
 CPU = torch.device("cpu")
@@ -50,6 +50,14 @@ class Case:
     options: GgufOptions = PLAIN
 
 
+def add_layer_behind(writer: gguf.GGUFWriter) -> None:
+    """One that predicts a second token."""
+    writer.add_nextn_predict_layers(1)
+    blocks = writer.kv_data[0]["glm4moe.block_count"]
+    writer.add_tensor(f"blk.{blocks.value}.nextn.eh_proj.weight", np.zeros((4, 4), np.float32))
+    blocks.value += 1
+
+
 CASES = {
     **{
         name: Case(name)
@@ -59,6 +67,7 @@ CASES = {
             "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
             "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
             "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "qwen2 moe", "olmoe",
+            "hunyuan a13b", "ernie 4.5 moe", "minimax m2",
             "gpt-oss",
         )
     },
@@ -68,6 +77,9 @@ CASES = {
     "smollm 3": Case("smollm 3", {"no_rope_layer_interval": 4}),
     "starcoder2": Case("starcoder2", NO_WINDOW),
     "internlm 2": Case("llama", options=GgufOptions(architecture="internlm2")),
+    "glm 4.5": Case(
+        "glm 4.5", {"n_group": 1, "topk_group": 1}, GgufOptions(more=add_layer_behind)
+    ),
     "mixtral": Case("mixtral", NO_WINDOW),
     "qwen3 moe": Case("qwen3 moe", {"mlp_only_layers": []}),
     "glm 4, merged": Case("glm 4", options=GgufOptions(merged_qkv=True)),

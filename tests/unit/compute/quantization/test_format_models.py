@@ -23,7 +23,8 @@ from services.compute.runner.model_loader import ModelLoader
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_scenarios import COUNT, GREEDY, PROMPTS
 from tests.unit.compute.engine_server import Server
-from tests.unit.compute.models.family_models import FAMILIES, make_random, random_model
+from tests.unit.compute.models.family_models import FAMILIES, random_model
+from tests.unit.compute.models.family_recipes import make_random
 from tests.unit.compute.quantization.checkpoints import FORMS, mxfp4_folder, quantize_folder
 from tests.unit.compute.tiny_models import greedy_ids, make_model, save_model
 

@@ -1,0 +1,84 @@
+"""A mixture's launches on a GPU give what the CPU gives, by whichever way rows meet experts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from services.compute.kernels.choices import Choices
+from services.compute.kernels.routing import Routing
+from services.compute.kernels.step_buffers import NUM_TOKENS
+from services.compute.layers.cpu_linear import CpuLinears
+from services.compute.layers.eager_experts import run_experts
+from services.compute.layers.kernel_experts import ExpertProduct
+from services.compute.layers.parts import Experts, GatedMLP
+from services.compute.layers.products import InvariantProduct, ProductByRows
+from services.compute.layers.scratch import Scratch
+from services.compute.layers.weighted_layers import KernelLinears, Linear, LinearMaker
+from services.compute.quantization.at_load import Quantization, quantized
+from services.compute.quantization.packed import Weight
+
+NUM_EXPERTS, HIDDEN, INNER, MAX_TOKENS = 4, 64, 32, 20
+DTYPE = torch.bfloat16
+
+
+def mixture(make: LinearMaker, kind: Quantization | None, device: torch.device) -> Experts:
+    """With all that there may be; of the same weights for any maker."""
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(7))
+
+    def maps(num_out: int, num_in: int) -> tuple:
+        weights: list[Weight] = []
+        for _ in range(NUM_EXPERTS):
+            weight = (draw(num_out, num_in) * num_in**-0.5).to(device, DTYPE)
+            weights.append(weight if kind is None else quantized(weight, kind))
+        bias_XO = draw(NUM_EXPERTS, num_out).to(device, DTYPE)
+        return make.experts(iter(weights), NUM_EXPERTS, bias_XO)
+
+    shared = make(draw(HIDDEN, HIDDEN).to(device, DTYPE), None)
+    return Experts(
+        router=make.router(draw(NUM_EXPERTS, HIDDEN).to(device), None),
+        routing=Routing(NUM_EXPERTS, 2, "sigmoid"),
+        gate_up=maps(2 * INNER, HIDDEN),
+        down=maps(HIDDEN, INNER),
+        gating="swiglu_oai",
+        choice_bias_X=draw(NUM_EXPERTS).to(device),
+        shared=GatedMLP(shared, shared),
+        shared_gate=make.router(draw(1, HIDDEN).to(device), None),
+    )
+
+
+@pytest.mark.parametrize("kind", [None, "fp8", "int4"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, MAX_TOKENS])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_experts_of_a_gpu_say_what_those_of_the_cpu_say(
+    invariant: bool, num_tokens: int, kind: Quantization | None, device: torch.device
+) -> None:
+    """In memory that the largest step has left, and in place of what the shared one has made."""
+    x_TE = torch.randn(MAX_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(1)).to(DTYPE)
+    shared_TE = torch.randn(MAX_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2)).to(
+        DTYPE
+    )
+    theirs = mixture(CpuLinears(DTYPE), kind, torch.device("cpu"))
+    expected_TE = run_experts(x_TE[:num_tokens], theirs, shared_TE[:num_tokens])
+
+    ours = mixture(KernelLinears(DTYPE, keeps_dense=False), kind, device)
+    plain = InvariantProduct() if invariant else ProductByRows(None)
+    counts = torch.zeros(NUM_TOKENS + 1, dtype=torch.int32, device=device)
+    product = ExpertProduct(plain, Choices(), counts, invariant=invariant, pdl=False)
+    scratch, out_TE = Scratch(DTYPE, device), shared_TE.to(device, copy=True)
+    for count in (MAX_TOKENS, num_tokens):
+        scratch.rewind()
+        out_TE.copy_(shared_TE)
+        some_TE = out_TE[:count]
+        product(x_TE[:count].to(device), ours, some_TE, some_TE, scratch)
+    torch.testing.assert_close(out_TE[:num_tokens].cpu(), expected_TE, rtol=0.05, atol=0.15)
+
+
+def test_a_router_keeps_what_rounding_would_change() -> None:
+    make = KernelLinears(DTYPE, keeps_dense=False)
+    for weight in (torch.tensor([[1.0, 0.5]]), torch.tensor([[1.001, 0.5]])):
+        router = make.router(weight, torch.ones(1, dtype=DTYPE))
+        assert isinstance(router, Linear) and torch.equal(router.weight_OI.float(), weight)
+        assert router.bias_O is not None and router.bias_O.dtype == router.weight_OI.dtype
