@@ -74,7 +74,7 @@ def test_results_of_chunks_and_of_contexts_become_one(device: torch.device) -> N
     entries = torch.zeros(step.bucket, shape.width, device=device)
     for row, (start, count) in enumerate(rows):
         first, slot = int(step.inputs.token_start_R[row]), int(step.inputs.row_slot_R[row])
-        own = step.pages[step.table[slot].long(), 0, 0].flatten(0, 1)[start : start + count]
+        own = step.layer.entries[step.table[slot].long(), 0, 0].flatten(0, 1)[start : start + count]
         entries[first : first + count] = own
     latents_THR = entries[:, None, :rank].expand(-1, shape.heads, -1).contiguous()
     chunks = ExpandedChunks(

@@ -18,10 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.decode_plan import padded
+from services.compute.kernels.kv_entries import Codes
+from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.latent_attention import LatentTiling, attend_latents, load_queries
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
-from services.compute.kernels.step_buffers import AttentionCall, StepInputs, page_stride
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 CHUNK_ROWS = 64
 """Rows of a tile, queries times heads: their sums take half of a multiprocessor's registers."""
@@ -31,6 +33,7 @@ CHUNK_ROWS = 64
 def _chunk_kernel(
     q_THW,
     latent_pages,
+    scales,  # or None
     page_table,
     row_slot_R,
     q_start_R,
@@ -45,6 +48,9 @@ def _chunk_kernel(
     OUT_ROW: tl.constexpr,
     TABLE_ROW: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    ENTRY: tl.constexpr,
+    ASM: tl.constexpr,
     TILES: tl.constexpr,
     G: tl.constexpr,
     R: tl.constexpr,
@@ -83,11 +89,13 @@ def _chunk_kernel(
         end = tl.where(num_q > 0, end, 0)  # no block for a tile without queries
         seen_M = valid_M & (end > 0)
         q_M = q_THW + token_M[:, None] * Q_ROW + head_M[:, None] * (R + P)
-        q_MR, q_MP = load_queries(q_M, seen_M, R, P, BLOCK_R, BLOCK_P, WIDEN)
+        q_MR, q_MP, q_scale = load_queries(
+            q_M, seen_M, scale_log2, R, P, BLOCK_R, BLOCK_P, ENTRY, WIDEN
+        )
         top_M, sum_MN, mix_MR = attend_latents(
-            q_MR, q_MP, start + first + query_M, latent_pages, pages, 0, end, scale_log2,
-            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N,
-            not CONTEXT, WIDEN,
+            q_MR, q_MP, start + first + query_M, latent_pages, scales, pages, 0, end, q_scale,
+            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
+            BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N, not CONTEXT, WIDEN,
         )  # fmt: skip
         sum_M = tl.where(seen_M, tl.sum(sum_MN, axis=1), 1.0)
         result_MR = (mix_MR / sum_M[:, None]).to(out_THR.dtype.element_ty)
@@ -143,11 +151,13 @@ def _attend(
     tiles = num_heads // work.group
     block_m = max(CHUNK_ROWS, padded(work.group))
     tiling = tiling or LatentTiling.of(q_THW.dtype, block_m)
+    codes = Codes.of(LayerPages(pages, call.kv_scales))
     splits = triton.cdiv(work.block_q, block_m // work.group)
     num_items = num_items_bound(num_tokens, work.max_rows, work.block_q)
     _chunk_kernel[(min(num_items * splits * tiles, work.num_sms),)](
         q_THW,
-        pages,
+        codes.pages,
+        codes.scales,
         page_table_NL,
         inputs.row_slot_R,
         inputs.q_start_R,
@@ -161,7 +171,10 @@ def _attend(
         Q_ROW=q_THW.stride(0),
         OUT_ROW=out_THR.stride(0),
         TABLE_ROW=page_table_NL.stride(0),
-        PAGE_STRIDE=page_stride(pages),
+        PAGE_STRIDE=codes.page_stride,
+        SCALE_STRIDE=codes.scale_stride,
+        ENTRY=codes.entry,
+        ASM=codes.has_instructions,
         TILES=tiles,
         G=work.group,
         R=rank,
