@@ -47,6 +47,10 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "bfloat16": (),
     "KV fp8": ("--kv-cache-dtype", "fp8"),
     "KV int8": ("--kv-cache-dtype", "int8"),
+    "weights fp8": ("--quantization", "fp8"),
+    "weights int8": ("--quantization", "int8"),
+    "weights int4": ("--quantization", "int4"),
+    "weights and KV fp8": ("--quantization", "fp8", "--kv-cache-dtype", "fp8"),
 }
 AT_ONCE = 16
 SEED = 2024

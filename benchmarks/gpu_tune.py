@@ -58,7 +58,7 @@ from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
 from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.models.weights import DummyWeights
-from services.compute.runner.cuda.step_machine import SMALL_WEIGHT
+from services.compute.runner.cuda.step_machine import SMALL_WEIGHT_BYTES
 
 NEEDS_GPU = True
 
@@ -222,11 +222,12 @@ class Bench:
         attention = DecodeAttention(tables)
         row_pdl, takes_norms = variant.row_pdl, variant.takes_norms
         if row_pdl is None:
-            row_pdl = variant.pdl and shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
+            num_bytes = 2 * shape.hidden_size * shape.intermediate_size
+            row_pdl = variant.pdl and num_bytes <= SMALL_WEIGHT_BYTES
         product = TunedProduct(
             self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
         )
-        experts = ExpertProduct(product, Choices(), invariant=False, pdl=variant.pdl)
+        experts = ExpertProduct(product, Choices(), inputs.counts, invariant=False, pdl=variant.pdl)
         products = {Linear: product}
         decoder = KernelDecoder(self.decoder, inputs, products, experts, MAX_POSITIONS, variant.pdl)
         caches = [

@@ -63,11 +63,11 @@ class RoundedInputs:
 
 
 def quantize(model: nn.Module, kind: Quantization, make: MakeLinear) -> None:
-    """Give all linear maps but the head quantized weights, as at the start of a server."""
+    """Give all linear maps quantized weights, as at the start of a server: the head 8 bits."""
     for path, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and path != "lm_head":
+        if isinstance(module, nn.Linear):
             parent, _, name = path.rpartition(".")
-            weight = quantized(module.weight.detach(), kind)
+            weight = quantized(module.weight.detach(), "int8" if path == "lm_head" else kind)
             setattr(model.get_submodule(parent), name, Mapped(make(weight, module.bias)))
 
 

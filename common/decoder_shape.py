@@ -38,6 +38,25 @@ _GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131_072,
 }
 
+_GPT_OSS_DEFAULTS = {
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+}
+
+_LLAMA4_DEFAULTS = {
+    "intermediate_size_mlp": 16_384,
+    "num_shared_expert": 1,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 8192,
+    "floor_scale": 8192,
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         "llama", "Llama 2, 3, 3.1, 3.2, 3.3; Yi; Falcon 3; DeepSeek-R1 distills"
@@ -46,6 +65,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "MinistralForCausalLM": Architecture("ministral", "Ministral 8B"),
     "Qwen2ForCausalLM": Architecture("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1 distills"),
     "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3, dense", head_dim=128),
+    "Llama4ForCausalLM": Architecture(
+        "llama4_text",
+        "Llama 4, text, up to 8,191 tokens",
+        head_dim=128,
+        has_experts=True,
+        defaults=_LLAMA4_DEFAULTS,
+    ),
+    "Llama4ForConditionalGeneration": Architecture(
+        "llama4",
+        "Llama 4 Scout and Maverick, their text, up to 8,191 tokens",
+        head_dim=128,
+        has_experts=True,
+        has_images=True,
+        defaults=_LLAMA4_DEFAULTS,
+    ),
     "GemmaForCausalLM": Architecture("gemma", "Gemma 2B, 7B", head_dim=256, tied=True),
     "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", head_dim=256, tied=True),
     "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3, text", head_dim=256, tied=True),
@@ -96,6 +130,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "Qwen3MoeForCausalLM": Architecture(
         "qwen3_moe", "Qwen3, mixtures of experts", has_experts=True
+    ),
+    "GptOssForCausalLM": Architecture(
+        "gpt_oss",
+        "gpt-oss 20B, 120B",
+        head_dim=64,
+        has_experts=True,
+        defaults=_GPT_OSS_DEFAULTS,
     ),
     "OlmoeForCausalLM": Architecture("olmoe", "OLMoE", has_experts=True),
     "GraniteMoeForCausalLM": Architecture("granitemoe", "Granite 3, 1B and 3B", has_experts=True),
@@ -274,7 +315,7 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
     return DecoderShape(
         vocab_size=_count(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_count(raw, "intermediate_size"),
+        intermediate_size=_count(raw, "intermediate_size_mlp", _count(raw, "intermediate_size")),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -291,6 +332,10 @@ def _num_positions(raw: Mapping[str, Any]) -> int:
     """Return how many positions there are: with YaRN as many times the original ones as it says,
     for which models leave max_position_embeddings as it was (Qwen2.5)."""
     positions = _count(raw, "max_position_embeddings", 2048)
+    if raw.get("attention_chunk_size"):
+        # within the first chunk its attention is all, and scores are not yet scaled by position
+        ends = _count(raw, "attention_chunk_size"), _count(raw, "floor_scale", positions + 1) - 1
+        return min(positions, *ends)
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling")
     if isinstance(scaling, Mapping):  # transformers 5 may have one for each type of layer
         scaling = scaling.get("full_attention") or scaling

@@ -13,6 +13,7 @@ CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k")
 WIDTH = ("moe_intermediate_size", "intermediate_size")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 NUM_SHARED = ("n_shared_experts", "num_shared_expert", "moe_num_shared_experts")
+STEP = ("decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step")
 """Names of the same thing in different families' files; each file has one of them, or none."""
 
 MOST_EXPERTS = 1 << 13  # several times what any model has
@@ -55,7 +56,9 @@ def _is_dense(raw: Mapping[str, Any], layer: int) -> bool:
         return True
     if layer in (raw.get("mlp_only_layers") or ()):
         return True
-    step = _size(raw, ("decoder_sparse_step", "moe_layer_interval"), 1)
+    if raw.get("moe_layers") is not None:
+        return layer not in raw["moe_layers"]
+    step = _size(raw, STEP, 1)
     return (layer + 1) % max(1, step) != 0
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from common.errors import ConfigError, ModelError
 
-Layout: TypeAlias = Literal["awq", "compressed-tensors", "fp8", "gptq", "modelopt_fp4"]
+Layout: TypeAlias = Literal["awq", "compressed-tensors", "fp8", "gptq", "modelopt_fp4", "mxfp4"]
 """By what names and in what order a checkpoint has its codes and scales."""
 
 INSTEAD = (
@@ -33,6 +33,7 @@ class QuantizationConfig:
     zeros_less_one: bool = False  # in the files
     inputs_8bit: frozenset[Kind] = frozenset()
     """Kinds of weights whose inputs may be rounded to 8 bits, too."""
+    of_experts: bool = False  # of a mixture, and of nothing else
 
 
 def read_quantization(raw: Mapping[str, Any]) -> QuantizationConfig | None:
@@ -233,6 +234,7 @@ READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "intel/auto-round": _auto_round,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
+    "mxfp4": lambda config: QuantizationConfig("mxfp4", "fp4", of_experts=True),  # gpt-oss
     "mxfp8": _mxfp8,
 }
 """By quant_method."""

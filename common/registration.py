@@ -25,9 +25,11 @@ from common.messages.control import (
     ServiceName,
     WorkerAlive,
 )
+from common.messages.experts import ExpertLoad
 
 BEAT_INTERVAL_S = 0.5  # four beats to a lease
 DRAIN_BEAT_INTERVAL_S = 0.1  # until every router has released this worker
+EXPERTS_INTERVAL_S = 2.0  # between two heartbeats with 8 bytes for each expert of each layer
 
 
 class Beat(NamedTuple):
@@ -183,6 +185,7 @@ class WorkerState:
     stall_after_s: float
     open_counters: Callable[[str], Sequence[int]]
     trouble: str = ""
+    experts: ExpertLoad | None = None
 
 
 class Registration(Heartbeats):
@@ -194,6 +197,7 @@ class Registration(Heartbeats):
         self._names = routers
         self._transport: Transport | None = None
         self._model = ModelCard("", "", 0)
+        self._told_s: dict[str, float] = {}  # endpoints that need no experts yet, since when
         self._log = structlog.get_logger()
 
     def start(self, transport: Transport, model: ModelCard) -> None:
@@ -223,12 +227,20 @@ class Registration(Heartbeats):
                 # To a router that is not known yet it lists nothing, which must not count.
                 caught_up=transport.inbox_empty and bool(to.instance_id),
                 trouble=state.trouble,
+                experts=self._experts_for(to, state, now_s),
             )
             try:
                 transport.send(to, message)
             except LinkError as error:
                 self._log.error("heartbeat not sent", router=to.endpoint, error=str(error))
         return expired
+
+    def _experts_for(self, to: Address, state: WorkerState, now_s: float) -> ExpertLoad | None:
+        """Return what a known router is told now; another reads the version before, without it."""
+        told_s = {at: s for at, s in self._told_s.items() if now_s - s < EXPERTS_INTERVAL_S}
+        is_due = bool(to.instance_id) and to.endpoint not in told_s
+        self._told_s = {**told_s, to.endpoint: now_s} if is_due else told_s
+        return state.experts if is_due else None
 
 
 class Worker(ABC):

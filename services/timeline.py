@@ -14,6 +14,8 @@ from common.messages.queries import StagePart, Timeline, Track
 
 TIMEOUT_S = 30.0
 SAME_HOST_S = 0.05  # clocks nearer than this are one clock, read a little apart
+NUM_BUSIEST = 4  # experts of a layer that the table names
+TABLE_HEAD = "layer         tokens max/mean  busiest experts, with their shares"
 STAGES = ("tokenizer", "compute", "detokenizer", "router")  # in the order of the ring
 
 
@@ -66,7 +68,15 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
             events.append(_meta("thread_name", pids[key], tid, name=name))
             events.append(_meta("thread_sort_index", pids[key], tid, sort_index=tid))
             events += [_event(span, start_s, pids[key], tid) for span in row]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    trace: dict[str, Any] = {"displayTimeUnit": "ms", "traceEvents": events}
+    loads = [(part.name, part.experts) for part in timeline.parts if part.experts is not None]
+    if loads:
+        by_layer = {
+            name: {str(layer): tokens.tolist() for layer, tokens in load.by_layer()}
+            for name, load in loads
+        }
+        trace["otherData"] = {"expert_tokens": by_layer}
+    return trace
 
 
 def summary(timeline: Timeline) -> list[str]:
@@ -85,6 +95,20 @@ def summary(timeline: Timeline) -> list[str]:
         if lane == "text" and steps:
             share = share_during(spans, steps)
             lines.append(f"{part.name}: {share:.1%} of its work was done while a step ran")
+    return lines
+
+
+def expert_table(timeline: Timeline) -> list[str]:
+    """Return lines on how evenly experts were used since the start: the busiest of each layer."""
+    lines = []
+    for part in timeline.parts:
+        for place, one in enumerate(() if part.experts is None else part.experts.by_layer()):
+            total = sum(one.tokens)
+            busiest = sorted(range(len(one.tokens)), key=lambda x: -one.tokens[x])[:NUM_BUSIEST]
+            shares = [f"{x:>5} ({one.tokens[x] / max(1, total):.1%})" for x in busiest]
+            if place == 0:
+                lines += [f"{part.name}: tokens by expert since its start", TABLE_HEAD]
+            lines.append(f"{one.layer:>5} {total:>14,} {one.imbalance:>8.2f}  {''.join(shares)}")
     return lines
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm4",
     "GlmForCausalLM": "chatglm",
+    "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
     "LlamaForCausalLM": "llama",
@@ -133,7 +134,7 @@ def _add_fields(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     for name, add in optional.items():
         if raw.get(name) is not None:
             add(raw[name])
-    if raw.get("sliding_window") and "layer_types" in raw:
+    if raw.get("sliding_window") and "layer_types" in raw and writer.arch != "gpt-oss":
         writer.add_sliding_window_pattern(
             [kind == "sliding_attention" for kind in raw["layer_types"]]
         )
@@ -234,7 +235,7 @@ def _add_tensors(
     names = gguf.get_tensor_name_map(known[writer.arch], raw["num_hidden_layers"])
     if options.merged_qkv:
         tensors = _merged(tensors)
-    tensors = _stacked(tensors)
+    tensors = dict(_gpt_oss(tensors)) if writer.arch == "gpt-oss" else _stacked(tensors)
     for name, tensor in tensors.items():
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if own is None:
@@ -256,7 +257,7 @@ def _add_tensor(
         tensor = tensor + 1
     chosen = KINDS[kind]
     block_size, _ = gguf.GGML_QUANT_SIZES[chosen]
-    if tensor.ndim == 1 or tensor.shape[-1] % block_size:
+    if tensor.ndim == 1 or tensor.shape[-1] % block_size or own.endswith(".bias"):
         chosen = KINDS.F32
     writer.add_tensor(own, gguf.quants.quantize(tensor, chosen), raw_dtype=chosen)
 
@@ -272,6 +273,22 @@ def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
     for name, by_number in of_experts.items():
         stacked[name] = np.stack([by_number[number] for number in range(len(by_number))])
     return stacked
+
+
+def _gpt_oss(tensors: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Outputs are rows, and gates and ups apart."""
+    for name, tensor in tensors.items():
+        module, is_bias = name.removesuffix("_bias"), name.endswith("_bias")
+        kind = "bias" if is_bias else "weight"
+        if ".experts." not in name:
+            yield (f"{name}.weight" if name.endswith("sinks") else name), tensor
+            continue
+        rows = tensor if is_bias else tensor.swapaxes(1, 2)
+        if module.endswith("down_proj"):
+            yield f"{module}.{kind}", rows
+            continue
+        for first, part in enumerate(("gate", "up")):
+            yield f"{module.replace('gate_up', part)}.{kind}", rows[:, first::2]
 
 
 def _merged(tensors: Mapping[str, Array]) -> dict[str, Array]:

@@ -42,7 +42,7 @@ def refuse_others(alive: WorkerAlive6) -> Any:
 NEW_FIELDS: dict[type, tuple[str, ...]] = {
     Generate: ("client",),
     Tokenize: ("client",),
-    WorkerAlive: ("trouble",),
+    WorkerAlive: ("trouble", "experts"),
 }
 """At the end of records, with defaults: no difference to a reader, but this release had none."""
 

@@ -133,7 +133,7 @@ def supported_models() -> str:
     ]
     types = codes(kind.name for kind in TYPES.values())
     calls = [
-        (f"`{name}`", markers.models, codes((markers.begin, markers.end)))
+        (f"`{name}`", markers.models, codes((markers.begin, markers.end or markers.call_end)))
         for name, markers in TOOL_FORMATS.items()
     ]
     thoughts = [

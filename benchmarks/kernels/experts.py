@@ -40,7 +40,13 @@ from services.compute.kernels.expert_matvec import (
     expert_gate_up_rows,
     expert_row_config,
 )
-from services.compute.kernels.route import route_rows
+from services.compute.kernels.route import (
+    MAX_ROWS,
+    Counting,
+    Router,
+    route_few_rows,
+    route_rows,
+)
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
 from services.compute.layers.parts import Gating
@@ -73,6 +79,16 @@ class Mixture:
     @cached_property
     def gate_up(self) -> ExpertStack:
         return self._stack(2 * self.inner, self.hidden)
+
+    @cached_property
+    def router(self) -> Router:
+        weight = torch.randn(self.num_experts, self.hidden, device="cuda", dtype=DTYPE)
+        return Router(
+            weight.mul_(self.hidden**-0.5),
+            None,
+            torch.empty(MAX_ROWS, self.num_experts, device="cuda"),
+            torch.zeros(1, device="cuda", dtype=torch.int32),
+        )
 
     @cached_property
     def down(self) -> ExpertStack:
@@ -120,25 +136,47 @@ class Rows:
         self.inner_RF = values(pairs, mixture.inner)
         self.rows_RE = values(pairs, hidden)
         self.out_TE = values(num_tokens, hidden)
+        self.counting = Counting(
+            torch.zeros(mixture.num_experts, device="cuda", dtype=torch.int64),
+            torch.tensor([num_tokens], device="cuda", dtype=torch.int32),
+        )
         self.order = ExpertOrder.empty(pairs, mixture.num_experts, block, self.x_TE.device)
         self.route()
         self.sort()
 
-    def route(self, *, pdl: bool = False) -> None:
+    def route(self, *, pdl: bool = False, counts: bool = True) -> None:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)
-        route_rows(self.logits_TX, routing, None, self.weights_TK, self.experts_TK, pdl=pdl)
+        routes = self.weights_TK, self.experts_TK
+        counting = self.counting if counts else None
+        route_rows(self.logits_TX, routing, None, *routes, counting=counting, pdl=pdl)
+
+    def route_few(self, *, pdl: bool = False) -> None:
+        routing = Routing(self.mixture.num_experts, self.mixture.top_k)
+        route_few_rows(
+            self.x_TE, self.mixture.router, routing, None, self.weights_TK, self.experts_TK, pdl=pdl
+        )
 
     def sort(self, *, pdl: bool = False) -> None:
         sort_experts(self.experts_TK, self.order, pdl=pdl)
 
-    def gate_up(self, config: ExpertConfig, *, pdl: bool = False) -> None:
-        mixture, order = self.mixture, self.order
+    @property
+    def pairs(self) -> ExpertOrder:
+        """As they come."""
+        return ExpertOrder.of_pairs(self.experts_TK, self.mixture.num_experts)
+
+    def gate_up(
+        self, config: ExpertConfig, order: ExpertOrder | None = None, *, pdl: bool = False
+    ) -> None:
+        mixture, order = self.mixture, order or self.order
         expert_gate_up(
             self.x_TE, mixture.gate_up, order, self.inner_RF, mixture.gating, config, pdl=pdl
         )
 
-    def down(self, config: ExpertConfig, *, pdl: bool = False) -> None:
-        expert_down(self.inner_RF, self.mixture.down, self.order, self.rows_RE, config, pdl=pdl)
+    def down(
+        self, config: ExpertConfig, order: ExpertOrder | None = None, *, pdl: bool = False
+    ) -> None:
+        order = order or self.order
+        expert_down(self.inner_RF, self.mixture.down, order, self.rows_RE, config, pdl=pdl)
 
     def combine(self, *, pdl: bool = False) -> None:
         combine_experts(self.rows_RE, self.weights_TK, None, self.out_TE, pdl=pdl)
@@ -163,15 +201,28 @@ class Rows:
         self.down(down, pdl=pdl)
         self.combine(pdl=pdl)
 
+    def layer_of_pairs(self, gate_up: ExpertConfig, down: ExpertConfig, *, pdl: bool) -> None:
+        """The same without sorting, with the router's product."""
+        self.route_few(pdl=pdl)
+        self.gate_up(gate_up, self.pairs, pdl=pdl)
+        self.down(down, self.pairs, pdl=pdl)
+        self.combine(pdl=pdl)
+
     def layer_by_row(self, *, pdl: bool) -> None:
-        """All launches of a layer of very few rows."""
-        self.route(pdl=pdl)
+        """All launches of a layer of very few rows, with the router's product."""
+        self.route_few(pdl=pdl)
         self.gate_up_rows(pdl=pdl)
         self.down_rows(pdl=pdl)
 
+    @property
+    def compared_R(self) -> Tensor:
+        """The first pairs in order."""
+        assert self.order.order_R is not None
+        return self.order.order_R[:COMPARED].long()
+
     def gate_up_error(self) -> float:
         """Of `gate_up` in units of the outputs' root mean square, which rounding makes 0.01 of."""
-        pair_R = self.order.order_R[:COMPARED].long()
+        pair_R = self.compared_R
         rows_RI = self.x_TE[pair_R // self.mixture.top_k]
         both = _products(rows_RI, self.mixture.gate_up, self.experts_TK.flatten()[pair_R])
         expected = both.new_empty(len(both), self.mixture.inner)
@@ -180,7 +231,7 @@ class Rows:
 
     def down_error(self) -> float:
         """The same of `down`."""
-        pair_R = self.order.order_R[:COMPARED].long()
+        pair_R = self.compared_R
         rows_RI, expert_R = self.inner_RF[:COMPARED], self.experts_TK.flatten()[pair_R]
         return _error(self.rows_RE[pair_R], _products(rows_RI, self.mixture.down, expert_R))
 
@@ -238,19 +289,24 @@ def cases() -> Iterator[Case]:
     for mixture in MIXTURES:
         for num_tokens in TOKENS:
             yield from _launches(mixture, num_tokens)
-        for part in ("gate_up", "down"):  # room for the next one's
-            del mixture.__dict__[part]
+        for part in ("gate_up", "down", "router"):  # room for the next one's
+            mixture.__dict__.pop(part, None)
         torch.cuda.empty_cache()
     many = Mixture("128 experts", 128, 128, 128, 8)
-    for num_tokens in (64, 2048, 8192):
+    for num_tokens in (1, 4):
+        rows = Rows(MIXTURES[0], num_tokens, 16)
+        yield case(f"router and route 128 T={num_tokens}", [rows.route_few], rows, [])
+    for num_tokens in (1, 64, 2048, 8192):
         rows = Rows(many, num_tokens, 128)
         nothing: list[ExpertStack] = []
-        yield case(f"route 128 T={num_tokens}", [rows.route], rows, nothing)
+        for counts in (False, True):
+            name = f"route{' and count' * counts} 128 T={num_tokens}"
+            yield case(name, [partial(rows.route, counts=counts)], rows, nothing)
         yield case(f"sort 128 T={num_tokens}", [rows.sort], rows, nothing)
 
 
 def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
-    block = block_rows(num_tokens * mixture.top_k, mixture.num_experts)
+    block = block_rows(num_tokens * mixture.top_k, mixture.num_experts, DTYPE)
     drawn = [Rows(mixture, num_tokens, block) for _ in range(ROUTINGS)]
     first, gate_up, down = drawn[0], mixture.gate_up, mixture.down
     gate_config = expert_config(block, gate_up, DTYPE, gated=True)
@@ -273,5 +329,7 @@ def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
         yield case(f"{at} gate/up by row", [r.gate_up_rows for r in drawn], first, [gate_up])
         yield case(f"{at} down by row", [r.down_rows for r in drawn], first, [down])
         for pdl in (False, True):
+            runs = [partial(r.layer_of_pairs, gate_config, down_config, pdl=pdl) for r in drawn]
+            yield case(f"{at} layer of pairs{', pdl' * pdl}", runs, first, both)
             runs = [partial(r.layer_by_row, pdl=pdl) for r in drawn]
             yield case(f"{at} layer by row{', pdl' * pdl}", runs, first, both)

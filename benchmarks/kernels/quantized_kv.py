@@ -42,7 +42,7 @@ from services.compute.kernels.step_buffers import AttentionCall
 
 BF16 = torch.bfloat16
 NAMES = {BF16: "bf16", FP8: "fp8", INT8: "int8"}
-BATCHES = ("64x4096", "16x32768", "1x4096", "256 mixed")
+BATCHES = ("64x4096", "16x32768", "16x33000", "1x4096", "256 mixed")
 DECODE_TILINGS = (
     DecodeTiling(32, num_warps=2),
     DecodeTiling(32, num_warps=2, num_stages=4),

@@ -53,6 +53,7 @@ _MIXTRAL_EXPERTS = {
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
 _MERGED_MLP = {"ffn_up": "mlp.gate_up_proj"}
+_WITHOUT_KIND = ("attn_sinks",)  # whose names end without "weight" here
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class GgufArchitecture:
 
     `pairs`: its converter reorders the rows of queries and keys, as llama.cpp turns columns 2i and
     2i + 1 where Hugging Face's code turns i and i + half. `plus_one`: it adds 1 to norms' weights.
+    `yarn_truncates`: YaRN's ramp is between whole pairs, which a file does not say.
     """
 
     family: str
@@ -69,6 +71,7 @@ class GgufArchitecture:
     plus_one: bool = False
     num_layers_of_27b: int = 0  # Gemma's largest divides scores by another number
     has_experts: bool = False
+    yarn_truncates: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)  # that llama.cpp has in its code
 
 
@@ -114,6 +117,17 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM"),
     "seed_oss": GgufArchitecture(
         "SeedOssForCausalLM", {"post_attention_norm": "post_attention_layernorm"}
+    ),
+    "gpt-oss": GgufArchitecture(
+        "GptOssForCausalLM",
+        {
+            **_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        has_experts=True,
+        yarn_truncates=False,
     ),
     "internlm2": GgufArchitecture("LlamaForCausalLM", pairs=True),  # split as Llama's by then
 }
@@ -242,7 +256,8 @@ class GgufConfig:
             yield from _of_experts(f"{at}{names[module]}.{match['kind']}", entry, tensor.num_bytes)
             return
         if names[module] != _SPLIT:
-            yield f"{at}{names[module]}.{match['kind']}", entry
+            ending = "" if module in _WITHOUT_KIND else f".{match['kind']}"
+            yield f"{at}{names[module]}{ending}", entry
             return
         heads, row_bytes = self._needed("attention.head_count"), tensor.num_bytes // tensor.shape[0]
         kv_heads = self._value("attention.head_count_kv", heads)
@@ -356,6 +371,7 @@ class GgufConfig:
                 "beta_slow": self._value("rope.scaling.yarn_beta_slow"),
             }
             given = {name: value for name, value in yarn.items() if value is not None}
+            given["truncate"] = self._architecture.yarn_truncates
             return {"rope_type": "yarn", "factor": factor, **of_type, **given}
         if kind in ("none", "linear"):
             return {"rope_type": "linear", "factor": factor} if (factor or 1.0) != 1.0 else {}

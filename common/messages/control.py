@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import Int64s
+from common.messages.experts import ExpertLoad
 
 ServiceName: TypeAlias = Literal["tokenizer", "compute", "detokenizer"]
 AbortReason: TypeAlias = Literal["client_gone", "stop_string", "lost", "unknown", "superseded"]
@@ -105,6 +106,7 @@ class WorkerAlive:
     still for longer than `stall_after_s` counts as hung. `open_counters` are this router's
     attempts that the worker has state for. `caught_up` says that no message
     waited to be read: only then is an attempt that `open_counters` lacks really not there.
+    `experts` are in a few heartbeats only, of a compute whose model has any.
     """
 
     TAG: ClassVar[str] = "worker_alive"
@@ -120,6 +122,7 @@ class WorkerAlive:
     open_counters: Int64s
     caught_up: bool = True
     trouble: str = ""
+    experts: ExpertLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)

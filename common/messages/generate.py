@@ -24,6 +24,7 @@ class StreamHeader:
     `reasoning_open` says that the prompt itself ends inside of reasoning. Ids of tool calls are
     made of `call_key`, the same for a retry, and of the choice: the attempt's counter less
     `first_counter`. `prompt_ids` are packed int32, and there only where the client wants them back.
+    `parameter_kinds` (packed `Kinds`) are there where the tool format writes values as they are.
     """
 
     reply: Address
@@ -42,6 +43,7 @@ class StreamHeader:
     call_key: str = ""
     first_counter: int = 0
     prompt_ids: bytes = b""
+    parameter_kinds: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 from common.errors import MalformedMessage
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import Float64s
+from common.messages.experts import ExpertLoad
 
 Subject: TypeAlias = Literal["tokenizer", "prefix_cache_reset"]
 
@@ -94,6 +95,7 @@ class StagePart:
     name: str
     unix_s: float
     tracks: tuple[Track, ...]
+    experts: ExpertLoad | None = None  # as the router heard of it last
 
 
 @dataclass(frozen=True, slots=True)

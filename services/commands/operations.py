@@ -117,7 +117,7 @@ def add_timeline_options(parser: Parser) -> None:
 
 
 def timeline(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    from services.timeline import TimelineError, chrome_trace, fetch, summary
+    from services.timeline import TimelineError, chrome_trace, expert_table, fetch, summary
 
     api_key = api_key_of(options, env)
     try:
@@ -127,7 +127,7 @@ def timeline(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     except (TimelineError, OSError) as error:
         sys.stderr.write(f"slipstream timeline: {error}\n")
         return 1
-    print("\n".join(summary(answer)))
+    print("\n".join([*summary(answer), *expert_table(answer)]))
     print(f"{options.output}: open it at https://ui.perfetto.dev or in chrome://tracing")
     return 0
 

@@ -169,6 +169,7 @@ class ComputeActor(Worker):
             stall_after_s=self.longest_block_s,
             open_counters=self._queue.open_attempts,
             trouble=self._trouble,
+            experts=self._engine.experts.load(now_s),
         )
 
     @property

@@ -15,6 +15,7 @@ from common.messages.control import StepReport
 from common.messages.failure import Failure
 from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
+from services.compute.expert_counters import ExpertReport
 from services.compute.grammar.protocol import MaskSource
 from services.compute.masking import Masking
 from services.compute.replica_health import ReplicaHealth, work_of
@@ -95,6 +96,7 @@ class Engine:
         self._masking = None if mask_source is None else Masking(scheduler, mask_source)
         self._in_flight: deque[_Launched] = deque()
         self._transfers: list[tuple[Transfer, Any]] = []  # under way, with their tickets
+        self.experts = ExpertReport(runner.expert_counters())
         self.num_slices = 0  # of steps that took several
         self.forget()
 
@@ -334,6 +336,7 @@ class Engine:
         self.stats = EngineStats()
         self.records = StepRecords()
         self.health = ReplicaHealth()
+        self.experts.forget()
         self._timer = StepTimer()
         self._device_end_s = 0.0
 

@@ -20,6 +20,7 @@ from common.messages.sampling import SamplingParams
 from common.messages.tokens import TokenLogprobs
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from common.messages.failure import EndReason
 from common.messages.generate import StreamHeader
 from common.messages.text import Part
+from common.parameter_kinds import unpack_kinds
 from services.detokenizer.answer.formats import call_ids, markers, reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import NO_PARTS, AnswerParser
 from services.detokenizer.decoding import Decoding
@@ -213,7 +214,7 @@ def parsed_stream(
     header: StreamHeader, choice: int, vocabulary: TokenVocabulary
 ) -> ParsedStream | None:
     """Open the stream of this choice, if its answer is to be parsed."""
-    tools = tool_parser(header.tool_format)
+    tools = tool_parser(header.tool_format, unpack_kinds(header.parameter_kinds))
     reasoning = reasoning_parser(header.reasoning_format, header.reasoning_open)
     if tools is None and reasoning is None:
         return None

@@ -9,6 +9,7 @@ from typing import get_args
 from common.leases import ExpiredLease, Leases
 from common.messages.address import PROTOCOL_VERSION, Address, Route
 from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
+from common.messages.experts import ExpertLoad
 from services.router.breaker import CircuitBreakers
 from services.router.errors import bad_field
 from services.router.failover import RetryBudget
@@ -42,6 +43,7 @@ class RegisteredWorker:
     num_open: int = 0  # of this router's attempts, as the worker's last heartbeat says
     num_placed: int = 0  # by this router since the last heartbeat
     trouble: str = ""  # why it should get no requests
+    experts: ExpertLoad | None = None  # of the last heartbeat that had it
     unknown: frozenset[int] = frozenset()  # listed last time, not open here
 
     @property
@@ -138,6 +140,7 @@ class Fleet:
             worker.draining, worker.model = message.draining, message.model
         worker.heard_at_s = now_s
         worker.load, worker.trouble = message.load, message.trouble
+        worker.experts = message.experts or worker.experts
         worker.num_placed = 0
         silence_s = message.stall_after_s if message.service in MAY_STAND_STILL else 0.0
         self._leases.grant(instance_id, now_s, max(self._lease_s, silence_s))

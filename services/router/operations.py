@@ -21,6 +21,7 @@ from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Backend, Endpoint, json_response
 from services.router.errors import ApiError, bad_field
+from services.router.expert_metrics import expert_lines
 from services.router.fleet import SERVICES, Group, RegisteredWorker, name_of
 from services.router.metrics import exposition
 from services.router.middleware import HEALTH, METRICS, OBSERVES, Handler, is_anthropic
@@ -100,7 +101,10 @@ class StatusHandlers:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        body = exposition(self._dispatch, self._refused)
+        body = bytearray(exposition(self._dispatch, self._refused))
+        for lines in expert_lines(list(self._dispatch.fleet.workers())):
+            body += lines.encode()
+            await asyncio.sleep(0)  # those of a large model take a few milliseconds
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def version(self, request: web.Request) -> web.Response:

@@ -56,7 +56,9 @@ class TimelineHandler:
             part = await self._dispatch.queries.timeline(worker, seconds)
         except (ApiError, LinkError):
             return None
-        return StagePart(worker.service, worker.name, part.unix_s, part.tracks)
+        return StagePart(
+            worker.service, worker.name, part.unix_s, part.tracks, experts=worker.experts
+        )
 
     def _own_part(self, seconds: float) -> StagePart:
         now_s = self._clock()

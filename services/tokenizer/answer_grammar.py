@@ -13,6 +13,7 @@ from typing import Any
 from common.chat_formats import REASONING_FORMATS, ReasoningMarkers
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
+from services.tokenizer.functions import Function, check_parameters, functions_of
 from services.tokenizer.jobs import ReasoningStage, Refused, TemplateFormat
 from services.tokenizer.lark import (
     FREE_TEXT,
@@ -26,13 +27,7 @@ from services.tokenizer.lark import (
     optional,
 )
 from services.tokenizer.structures import structure_grammar
-from services.tokenizer.tool_grammars import (
-    Function,
-    call_grammar,
-    check_parameters,
-    functions_of,
-    watched_calls,
-)
+from services.tokenizer.tool_grammars import call_grammar, watched_calls
 
 MAX_CALLS = 32  # of one answer; a model in a loop would make them until its tokens are used up
 _BREAKS = '("\\n" | "\\n\\n")?'  # what models write between their reasoning and the answer
@@ -72,7 +67,7 @@ class _AnswerGrammar:
         if reasoning_format and self.format.stage != "behind":
             markers, budget = REASONING_FORMATS[reasoning_format], self.rules.thinking_budget
             reasoning = ReasoningGrammar(markers, self.vocabulary, self.format.stage, budget)
-        answer = self._constrained()
+        answer = self._constrained(reasoning)
         if answer is None:
             return self._free(reasoning)
         return answer if reasoning is None else reasoning.before(answer)
@@ -91,7 +86,7 @@ class _AnswerGrammar:
             return bounded  # free text cannot be kept from both reasoning and calls
         return reasoning.before(watched) if reasoning.stage == "inside" else watched
 
-    def _constrained(self) -> Fragment | None:
+    def _constrained(self, reasoning: ReasoningGrammar | None) -> Fragment | None:
         """Return the grammar of an answer that must be a call or a structure."""
         tools, structure = self.rules.tools, self.rules.structure
         if tools is not None and _must_call(tools):
@@ -100,6 +95,8 @@ class _AnswerGrammar:
         if structure is None:
             return None
         fragment = structure_grammar(structure, self.vocabulary)
+        if reasoning is not None:
+            fragment = in_order(reasoning.answer_begin, fragment)
         if tools is not None and self.format.tool_format:
             return one_of([self._calls(tools), fragment])
         return fragment
@@ -137,11 +134,17 @@ class ReasoningGrammar:
 
     def before(self, answer: Fragment) -> Fragment:
         """Return the grammar of an answer with the reasoning that may come before it."""
+        between = self.vocabulary.spelled(self.markers.next) if self.markers.next else _BREAKS
         if self.stage == "inside":
-            return in_order(self._to_end(), _BREAKS, answer)
+            return in_order(self._to_end(), between, answer)
         if self.budget == 0:
             return answer
-        return in_order(optional(in_order(self._begin, self._to_end(), _BREAKS)), answer)
+        return in_order(optional(in_order(self._begin, self._to_end(), between)), answer)
+
+    @property
+    def answer_begin(self) -> str:
+        """What the text of an answer begins with, an empty expression in most formats."""
+        return self.vocabulary.spelled(self.markers.answer) if self.markers.answer else ""
 
     def before_free_text(self) -> Fragment | None:
         """Return the grammar of bounded reasoning and then any text; None without a bound."""
@@ -149,6 +152,11 @@ class ReasoningGrammar:
             return None
         if self.stage == "inside":
             return in_order(self._to_end(), FREE_TEXT)
+        if self.markers.answer:  # where reasoning is no part of the text, text alone has none
+            thoughtful = in_order(self._begin, self._to_end(), FREE_TEXT)
+            calls = self.vocabulary.spelled(self.markers.calls)
+            unthoughtful = Fragment(f"({self.answer_begin} | {calls}) {FREE_TEXT}")
+            return unthoughtful if self.budget == 0 else one_of([thoughtful, unthoughtful])
         if self.budget == 0:  # as templates write it when thinking is off
             end = self.vocabulary.marker(self.markers.end)
             return in_order(self._begin, _NO_THOUGHTS, end, _NO_THOUGHTS, FREE_TEXT)
@@ -157,7 +165,7 @@ class ReasoningGrammar:
 
     @property
     def _begin(self) -> str:
-        return self.vocabulary.marker(self.markers.begin)
+        return self.vocabulary.spelled(self.markers.begin)
 
     def _to_end(self) -> Fragment:
         """Return the thoughts and the end tag, with the bound where there is one."""

@@ -21,7 +21,7 @@ from jinja2.utils import Namespace
 Message = dict[str, Any]
 
 # The spellings under which clients send a model's reasoning back; templates read the first two.
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # transformers' own mark: a template that looks at its content's end must see the same character.
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -117,7 +117,7 @@ def _completed(message: Message, keep_null_content: bool) -> Message:
     copied = {key: value for key, value in message.items() if value is not None}
     if keep_null_content and "tool_calls" in copied:
         copied.setdefault("content", None)
-    for key in _REASONING_KEYS:
+    for key in REASONING_KEYS:
         if key in copied:
             return {"thinking": copied[key], **copied, "reasoning_content": copied[key]}
     return copied

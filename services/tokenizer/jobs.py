@@ -104,13 +104,14 @@ class TemplateFormat:
 class ExpectedAnswer:
     """What is known about the answer in advance: its grammar, and the formats to parse it by.
 
-    `reasoning_open` means that the prompt ends inside the reasoning.
+    `reasoning_open` means that the prompt ends inside the reasoning. `parameter_kinds` are packed.
     """
 
     grammar_spec: GrammarSpec | None = None
     tool_format: str = ""
     reasoning_format: str = ""
     reasoning_open: bool = False
+    parameter_kinds: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,6 +262,7 @@ def generate_messages(
         call_key=call_key(sampling.seed, message.admitted_at_s),
         first_counter=message.attempt.counter - message.first_choice,
         prompt_ids=ids.tobytes() if stream.return_prompt_ids else b"",
+        parameter_kinds=answer.parameter_kinds if stream.parse_tools else b"",
     )
     packed_header = pack(header)
     return [

@@ -13,11 +13,12 @@ _WHITESPACE = r" |\r?\n[ \t]{0,20}"
 # The formats that llguidance enforces, without those of dates. JSON Schema lets a validator ignore
 # a format, so others are left out.
 _FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+SHARED = ("$defs", "definitions")  # where schemas keep what they refer to
 _VALUES = frozenset({"const", "enum"})  # data, not schemas
 _MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 # Keywords that do not affect validity and can be most of a schema's length. The last is
 # llguidance's own: clients do not decide how whitespace is bounded.
-_REMARKS = frozenset(
+REMARKS = frozenset(
     {
         "$comment",
         "default",
@@ -87,7 +88,7 @@ def _cleaned(schema: Any) -> Any:
         return schema
     cleaned: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _REMARKS or demands_nothing(schema, key):
+        if key in REMARKS or demands_nothing(schema, key):
             continue
         if key in _MAPS and isinstance(value, dict):  # its keys are names, whatever they are
             cleaned[key] = {name: _cleaned(inner) for name, inner in value.items()}

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from services.tokenizer.chat_template import ChatTemplate, Conversation
+from services.tokenizer.chat_template import REASONING_KEYS, ChatTemplate, Conversation
 from services.tokenizer.jobs import Refused
 
 _PROBE = "slipstream probe"
@@ -29,6 +32,9 @@ _TOOL = {
     "type": "function",
     "function": {"name": _FUNCTION, "description": "probe", "parameters": _PARAMETERS},
 }
+_QUESTION = {"role": "user", "content": _PROBE}
+_NAMED = f"functions.{_FUNCTION}:0"
+_IS_NAMED = re.compile(r"functions\.[^:]+(?::[^:]+)*:\d+")
 _MEDIA = ("image", "video", "audio", "file")
 
 CallContent: TypeAlias = Literal["absent", "null", "empty"]
@@ -40,8 +46,10 @@ class TemplateCapabilities:
     """What a template renders: content as `text` or `parts`, arguments as an object or JSON text.
 
     `call_content` is the content that a message with nothing but calls must have. With
-    `nine_character_ids` the template refuses call ids of another length; without `several_calls` it
-    renders one call a message, without `late_system` a system message only at the beginning.
+    `nine_character_ids` the template refuses call ids of another length, with `named_ids` it shows
+    a call's function in its id only. Without `several_calls` it renders one call a message, without
+    `late_system` a system message only at the beginning, and without `thoughts_beside_content` it
+    refuses a call with both.
     """
 
     text: bool
@@ -51,6 +59,8 @@ class TemplateCapabilities:
     nine_character_ids: bool = False
     several_calls: bool = True
     late_system: bool = True
+    named_ids: bool = False
+    thoughts_beside_content: bool = True
 
 
 def probe_capabilities(template: ChatTemplate) -> TemplateCapabilities:
@@ -58,20 +68,25 @@ def probe_capabilities(template: ChatTemplate) -> TemplateCapabilities:
     text = _shows(template, _PROBE)
     parts = _shows(template, [{"type": "text", "text": _PROBE}])
     late_system = _shows_late_system(template, parts and not text)
-    for arguments_as_text in (False, True):
-        for call_content in _CALL_CONTENTS:
-            shape = (arguments_as_text, call_content)
-            if _calls(template, shape, [_NINE]):
-                return TemplateCapabilities(
-                    text,
-                    parts,
-                    *shape,
-                    nine_character_ids=not all(
-                        _calls(template, shape, [other]) for other in _OTHER_IDS
-                    ),
-                    several_calls=_calls(template, shape, [_NINE, _NINE[::-1]]),
-                    late_system=late_system,
-                )
+    shapes = itertools.product((_NINE, _NAMED), (False, True), _CALL_CONTENTS)
+    for call_id, arguments_as_text, call_content in shapes:
+        call = _CallProbe(template, arguments_as_text, call_content)
+        if not call.shows([call_id]):
+            continue
+        named_ids = call_id == _NAMED
+        nine = not named_ids and not all(call.shows([other]) for other in _OTHER_IDS)
+        return TemplateCapabilities(
+            text,
+            parts,
+            arguments_as_text,
+            call_content,
+            nine_character_ids=nine,
+            several_calls=call.shows_second([call_id, call_id[::-1]]),
+            late_system=late_system,
+            named_ids=named_ids,
+            thoughts_beside_content=call.takes(content=_PROBE, thinking=_PROBE)
+            or not call.takes(content=_PROBE),
+        )
     return TemplateCapabilities(text, parts, late_system=late_system)
 
 
@@ -93,27 +108,50 @@ def _shows_late_system(template: ChatTemplate, as_parts: bool) -> bool:
     return _rendered(template, twice).count(_PROBE) >= _rendered(template, without).count(_PROBE)
 
 
-def _calls(template: ChatTemplate, shape: tuple[bool, CallContent], call_ids: list[str]) -> bool:
-    arguments_as_text, call_content = shape
-    arguments = f'{{"{_ARGUMENT}": "x"}}' if arguments_as_text else {_ARGUMENT: "x"}
-    function = {"name": _FUNCTION, "arguments": arguments}
-    calls = [{"id": call_id, "type": "function", "function": function} for call_id in call_ids]
-    call: dict[str, Any] = {"role": "assistant", "tool_calls": calls}
-    if call_content != "absent":
-        call["content"] = "" if call_content == "empty" else None
-    results = [
-        {"role": "tool", "tool_call_id": call_id, "name": _FUNCTION, "content": _PROBE}
-        for call_id in call_ids
-    ]
-    messages = [{"role": "user", "content": _PROBE}, call, *results]
-    rendered = _rendered(
-        template, Conversation(messages, tools=[_TOOL], keep_null_content=call_content == "null")
-    )
-    # The tool's description shows these names too, but fewer times than with the call.
-    without = _rendered(template, Conversation(messages[:1], tools=[_TOOL]))
-    if f"'{_ARGUMENT}'" in rendered.replace(without, ""):
-        return False  # an object as Python writes it
-    return all(rendered.count(name) > without.count(name) for name in (_FUNCTION, _ARGUMENT))
+@dataclass(frozen=True, slots=True)
+class _CallProbe:
+    """Renders calls in one shape, between a question and the calls' results."""
+
+    template: ChatTemplate
+    arguments_as_text: bool
+    call_content: CallContent
+
+    def shows(self, call_ids: list[str]) -> bool:
+        """Whether the template shows calls of these ids with their function and arguments."""
+        rendered = self._rendered(call_ids)
+        # The tool's description shows these names too, but fewer times than with the call.
+        without = _rendered(self.template, Conversation([_QUESTION], tools=[_TOOL]))
+        if f"'{_ARGUMENT}'" in rendered.replace(without, ""):
+            return False  # an object as Python writes it
+        return all(rendered.count(name) > without.count(name) for name in (_FUNCTION, _ARGUMENT))
+
+    def shows_second(self, call_ids: list[str]) -> bool:
+        """Whether the template shows the second of two calls, too."""
+        both, first = self._rendered(call_ids), self._rendered(call_ids[:1])
+        return both.count(_ARGUMENT) > first.count(_ARGUMENT)
+
+    def takes(self, **fields: str) -> bool:
+        """Whether the template renders a call in a message that has these fields, too."""
+        return bool(self._rendered([_NINE], **fields))
+
+    def _rendered(self, call_ids: list[str], **fields: str) -> str:
+        arguments = {_ARGUMENT: "x"}
+        given = json.dumps(arguments) if self.arguments_as_text else arguments
+        function = {"name": _FUNCTION, "arguments": given}
+        calls = [{"id": call_id, "type": "function", "function": function} for call_id in call_ids]
+        call: dict[str, Any] = {"role": "assistant", "tool_calls": calls}
+        if self.call_content != "absent":
+            call["content"] = "" if self.call_content == "empty" else None
+        call.update(fields)
+        results = [
+            {"role": "tool", "tool_call_id": call_id, "name": _FUNCTION, "content": _PROBE}
+            for call_id in call_ids
+        ]
+        keeps_null = self.call_content == "null"
+        conversation = Conversation(
+            [_QUESTION, call, *results], tools=[_TOOL], keep_null_content=keeps_null
+        )
+        return _rendered(self.template, conversation)
 
 
 def _rendered(template: ChatTemplate, conversation: Conversation) -> str:
@@ -129,7 +167,10 @@ def adapt_messages(messages: list[Any], capabilities: TemplateCapabilities) -> l
     """Return the messages in the template's shapes; Refused for media parts."""
     if not capabilities.late_system:
         messages = _without_late_system(messages)
-    return [_message(message, capabilities, number) for number, message in enumerate(messages)]
+    if not capabilities.several_calls:
+        messages = _with_one_call_each(messages)
+    ids = _call_ids(messages, capabilities)
+    return [_message(message, capabilities, number, ids) for number, message in enumerate(messages)]
 
 
 def _without_late_system(messages: list[Any]) -> list[Any]:
@@ -149,6 +190,50 @@ def _without_late_system(messages: list[Any]) -> list[Any]:
     return adapted
 
 
+def _with_one_call_each(messages: list[Any]) -> list[Any]:
+    """Make one message of each call, with its results behind it."""
+    adapted: list[Any] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if not isinstance(calls, list) or len(calls) < 2:
+            adapted.append(message)
+            continue
+        results = []
+        while rest and _role(rest[0]) == "tool":
+            results.append(rest.pop(0))
+        for call in calls:
+            adapted.append({**message, "tool_calls": [call]})
+            message = {"role": "assistant"}  # what else it says is said once
+            call_id = call.get("id") if isinstance(call, dict) else None
+            adapted += [result for result in results if result.get("tool_call_id") == call_id]
+            results = [result for result in results if result.get("tool_call_id") != call_id]
+        adapted += results
+    return adapted
+
+
+def _call_ids(messages: list[Any], capabilities: TemplateCapabilities) -> Callable[[str], str]:
+    """Return what maps an id, of a call and of its result, to one that the template takes."""
+    if capabilities.nine_character_ids:
+        return _nine
+    if not capabilities.named_ids:
+        return str
+    named: dict[str, str] = {}
+    calls = [
+        call
+        for message in messages
+        if isinstance(message, dict) and isinstance(message.get("tool_calls"), list)
+        for call in message["tool_calls"]
+    ]
+    for number, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and not _IS_NAMED.fullmatch(str(call.get("id"))):
+            # The conversation began with another model, or the client made ids of its own.
+            named[str(call.get("id"))] = f"functions.{function.get('name')}:{number}"
+    return lambda call_id: named.get(call_id, call_id)
+
+
 def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, dict) else None
 
@@ -159,7 +244,9 @@ def _parts(content: Any) -> list[Any]:
     return content if isinstance(content, list) else []
 
 
-def _message(message: Any, capabilities: TemplateCapabilities, number: int) -> Any:
+def _message(
+    message: Any, capabilities: TemplateCapabilities, number: int, ids: Callable[[str], str]
+) -> Any:
     if not isinstance(message, dict):
         return message
     changed = dict(message)
@@ -172,14 +259,24 @@ def _message(message: Any, capabilities: TemplateCapabilities, number: int) -> A
         changed["content"] = [{"type": "text", "text": content}]
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        changed["tool_calls"] = [_tool_call(call, capabilities) for call in calls]
+        changed["tool_calls"] = [_tool_call(call, capabilities, ids) for call in calls]
         if calls and capabilities.call_content == "null":  # it shows either content or calls
             changed["content"] = None
         elif calls and not content and capabilities.call_content == "empty":
             changed["content"] = ""
-    if capabilities.nine_character_ids and isinstance(message.get("tool_call_id"), str):
-        changed["tool_call_id"] = _nine(message["tool_call_id"])
+        elif calls and content and not capabilities.thoughts_beside_content:
+            _join_thoughts(changed)
+    if isinstance(message.get("tool_call_id"), str):
+        changed["tool_call_id"] = ids(message["tool_call_id"])
     return changed
+
+
+def _join_thoughts(message: dict[str, Any]) -> None:
+    """Put a message's reasoning before its content, where it can have one of them only."""
+    given = [message.pop(key, None) for key in REASONING_KEYS]
+    thoughts = next(filter(None, given), "")
+    if isinstance(thoughts, str) and isinstance(message["content"], str):
+        message["content"] = "\n\n".join(filter(None, (thoughts, message["content"])))
 
 
 def _refuse_media(parts: list[Any], number: int) -> None:
@@ -198,13 +295,13 @@ def _part_text(part: Any) -> str:
     return part if isinstance(part, str) else ""
 
 
-def _tool_call(call: Any, capabilities: TemplateCapabilities) -> Any:
+def _tool_call(call: Any, capabilities: TemplateCapabilities, ids: Callable[[str], str]) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
     changed = {**call, "function": {**function, "arguments": _arguments(function, capabilities)}}
-    if capabilities.nine_character_ids and isinstance(call.get("id"), str):
-        changed["id"] = _nine(call["id"])
+    if isinstance(call.get("id"), str):
+        changed["id"] = ids(call["id"])
     return changed
 
 

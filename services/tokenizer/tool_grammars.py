@@ -1,21 +1,25 @@
-"""The functions that a request offers, and the grammars of answers that call them.
-
-llguidance reads the functions' schemas here, so that a refusal names the tool at fault, before
-compute compiles all of them at once. It is imported when first needed.
-"""
+"""The grammars of answers that call a request's functions, in every format of calls."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Final
 
-from common.chat_formats import TOOL_FORMATS, ToolMarkers
-from common.messages.tokenize import ToolInput
-from services.tokenizer.jobs import Refused, TemplateFormat
+from common.chat_formats import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    START,
+    TOOL_FORMATS,
+    ToolMarkers,
+)
+from services.tokenizer.functions import Function
+from services.tokenizer.jobs import TemplateFormat
 from services.tokenizer.lark import (
     Fragment,
     Vocabulary,
@@ -27,91 +31,23 @@ from services.tokenizer.lark import (
     repeated,
     separated,
 )
-from services.tokenizer.lark_input import in_json_string
-from services.tokenizer.schemas import closed, prepared
+from services.tokenizer.schemas import SHARED, closed, prepared
+from services.tokenizer.xml_grammars import ParameterGrammar
 
-_MAX_MESSAGE = 200
-_WHERE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
-_SHARED = ("$defs", "definitions")
 _FENCE = "```json"
 _PYTHON_NAME = re.compile(r"[A-Za-z_]\w*")
 # Words that Python writes unlike JSON; inside lists and objects the models write JSON's.
 _PYTHON_WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 # The formats in which no call begins without the first marker.
-_MARKED = frozenset({"deepseek", "hermes", "mistral"})
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """One function: `parameters` is a JSON schema of an object, `field` its place in the request.
-
-    A function that takes one text, `input`, may have a Lark grammar of that text inside a JSON
-    string.
-    """
-
-    name: str
-    parameters: dict[str, Any]
-    strict: bool
-    field: str
-    input_lark: str = ""
-
-    @property
-    def schema(self) -> Any:
-        """The schema of its arguments, for `%json`."""
-        return prepared(closed(self.parameters), lenient=not self.strict)
-
-
-def functions_of(tools: list[Any], inputs: Iterable[ToolInput] = ()) -> list[Function]:
-    """Read the functions of a request's `tools`, which the router has checked.
-
-    Refused names a tool whose Lark grammar cannot be enforced.
-    """
-    grammars = {tool_input.tool: tool_input.lark for tool_input in inputs}
-    functions = []
-    for number, tool in enumerate(tools):
-        function = tool["function"]
-        name, strict = function["name"], function.get("strict") is True
-        parameters = function.get("parameters")
-        if parameters is None:
-            parameters = {"properties": {}}
-        try:
-            input_lark = in_json_string(grammars.get(name, ""))
-        except ValueError as error:
-            message = f"the grammar of the tool {name!r} cannot be enforced: {error}"
-            raise Refused(message, "invalid_grammar", "tools") from error
-        field = f"tools[{number}].function.parameters"
-        schema = {"type": "object", **parameters}
-        functions.append(Function(name, schema, strict, field, input_lark))
-    return functions
-
-
-def check_parameters(functions: Iterable[Function]) -> None:
-    """Raise Refused, naming the tool, for a schema that cannot be enforced."""
-    for function in functions:
-        complaint = _complaint(json.dumps(function.schema))
-        if complaint:
-            message = f"the parameters of {function.name!r} cannot be enforced: {complaint}"
-            raise Refused(message, "invalid_value", function.field)
-
-
-@lru_cache(maxsize=1024)
-def _complaint(schema_json: str) -> str:
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(verbose_errors=False)
-    grammar = f"start: %json {schema_json}"
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
-    if not is_error or not messages:
-        return ""
-    first = messages[0].partition("\n   1 |")[0]  # below that, our own grammar is shown
-    return _WHERE.sub("", first).strip()[:_MAX_MESSAGE]
+_MARKED = frozenset({"deepseek", "glm", "hermes", "kimi_k2", "minimax", "mistral", "qwen3_coder"})
 
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:
     """How a format writes calls: the grammar of one, and what stands around each and around all.
 
-    `call` takes the function's number, which makes the names of rules unique.
+    `call` takes the function's number, which makes the names of rules unique. `among` makes of the
+    calls the grammar of a whole answer that may have them, where that is not text around them.
     """
 
     call: Callable[[int, Function], Fragment]
@@ -120,6 +56,7 @@ class CallLayout:
     call_end: str = ""
     separator: str = ""
     end: str = ""
+    among: Callable[[Fragment], Fragment | None] | None = None
 
 
 def call_grammar(
@@ -141,14 +78,17 @@ def watched_calls(
     The arguments of strict functions match their schemas, those of others are any object. None if
     the format's first marker is not a token that free text can be kept from.
     """
-    begin = TOOL_FORMATS[format.tool_format].begin
-    token_id = vocabulary.token_of(begin) if vocabulary.is_special(begin) else None
-    if token_id is None or format.tool_format not in _MARKED:
-        return None
     loosened = [
         function if function.strict else replace(function, parameters={"type": "object"})
         for function in functions
     ]
+    among = _LAYOUTS[format.tool_format](vocabulary, format.template).among
+    if among is not None:
+        return among(call_grammar(loosened, format, vocabulary, max_calls))
+    begin = TOOL_FORMATS[format.tool_format].begin
+    token_id = vocabulary.token_of(begin) if vocabulary.is_special(begin) else None
+    if token_id is None or format.tool_format not in _MARKED:
+        return None
     text = f"{vocabulary.any(without=token_id)}*"
     calls = in_order(call_grammar(loosened, format, vocabulary, max_calls), text)
     return in_order(text, repeated(calls, "*" if max_calls > 1 else "?"))
@@ -253,8 +193,8 @@ def _llama_json(vocabulary: Vocabulary, template: str) -> CallLayout:
 def _call_schema(function: Function, markers: ToolMarkers) -> Any:
     inner = closed(function.parameters)
     at = f"#/properties/{markers.arguments_key}"
-    shared = {key: _moved(inner[key], at) for key in _SHARED if key in inner}
-    rest = {key: value for key, value in inner.items() if key not in _SHARED}
+    shared = {key: _moved(inner[key], at) for key in SHARED if key in inner}
+    rest = {key: value for key, value in inner.items() if key not in SHARED}
     schema = {
         **shared,
         "type": "object",
@@ -277,7 +217,7 @@ def _moved(schema: Any, at: str) -> Any:
     moved = {key: _moved(value, at) for key, value in schema.items()}
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
-        if not reference.startswith(tuple(f"#/{key}/" for key in _SHARED)):
+        if not reference.startswith(tuple(f"#/{key}/" for key in SHARED)):
             moved["$ref"] = at + reference[1:]
     return moved
 
@@ -295,7 +235,7 @@ def _pythonic_call(number: int, function: Function) -> Fragment:
     named = properties if isinstance(properties, dict) else {}
     wanted = set(required) if isinstance(required, list) else set()
     names = list(filter(_PYTHON_NAME.fullmatch, dict.fromkeys((*named, *sorted(wanted)))))
-    shared = {key: parameters[key] for key in _SHARED if key in parameters}
+    shared = {key: parameters[key] for key in SHARED if key in parameters}
     rules: list[str] = []
     for at, name in enumerate(names):
         schema = named.get(name, {})
@@ -340,10 +280,110 @@ def _pythonic_value(name: str, schema: Any, shared: dict[str, Any], strict: bool
     return Fragment(f"({' | '.join([*words, name])})" if words else name, (rule,))
 
 
+def _qwen3_coder(vocabulary: Vocabulary, template: str) -> CallLayout:
+    """`<tool_call>`, then name and parameters in tags on lines, `</tool_call>`; each on its own."""
+    markers = TOOL_FORMATS["qwen3_coder"]
+    return replace(
+        _in_tags(markers, vocabulary),
+        call_begin=f"{vocabulary.marker(markers.begin)} {literal(chr(10))}",
+        call_end=f"{literal(chr(10))} {vocabulary.marker(markers.end)}",
+        separator=literal("\n"),
+    )
+
+
+def _minimax(vocabulary: Vocabulary, template: str) -> CallLayout:
+    """All calls, each with name and parameters in tags on lines, between two tokens."""
+    markers = TOOL_FORMATS["minimax"]
+    return replace(
+        _in_tags(markers, vocabulary),
+        begin=f"{vocabulary.marker(markers.begin)} {literal(chr(10))}",
+        separator=literal("\n"),
+        end=f"{literal(chr(10))} {vocabulary.marker(markers.end)}",
+    )
+
+
+def _in_tags(markers: ToolMarkers, vocabulary: Vocabulary) -> CallLayout:
+    tags, spelled = markers.parameters, vocabulary.spelled
+    assert tags is not None
+    parameters = ParameterGrammar(tags, vocabulary)
+
+    def call(number: int, function: Function) -> Fragment:
+        head = spelled(f"{markers.call_begin}{function.name}{tags.name_end}\n")
+        return in_order(head, parameters.write(number, function), spelled(markers.call_end))
+
+    return CallLayout(call)
+
+
+def _glm(vocabulary: Vocabulary, template: str) -> CallLayout:
+    """`<tool_call>name`, keys and values in tags, `</tool_call>`; on lines up to GLM 4.6."""
+    markers, marker = TOOL_FORMATS["glm"], vocabulary.marker
+    tags = markers.parameters
+    assert tags is not None
+    line = "" if f"{tags.key_end}{tags.value_begin}" in template else "\n"
+    parameters = ParameterGrammar(tags, vocabulary, line)
+
+    def call(number: int, function: Function) -> Fragment:
+        return in_order(literal(function.name + line), parameters.write(number, function))
+
+    return CallLayout(
+        call,
+        call_begin=marker(markers.begin),
+        call_end=marker(markers.end),
+        separator=literal(line) if line else "",
+    )
+
+
+def _kimi_k2(vocabulary: Vocabulary, template: str) -> CallLayout:
+    """All calls between two tokens, each one, with its id, between two more."""
+    markers, marker = TOOL_FORMATS["kimi_k2"], vocabulary.marker
+
+    def call(number: int, function: Function) -> Fragment:
+        name, between = literal(f"functions.{function.name}:"), marker(markers.arguments)
+        return in_order(name, "/[0-9]{1,4}/", between, _arguments(number, function))
+
+    return CallLayout(
+        call,
+        begin=marker(markers.begin),
+        call_begin=marker(markers.call_begin),
+        call_end=marker(markers.call_end),
+        end=marker(markers.end),
+    )
+
+
+def _harmony(vocabulary: Vocabulary, template: str) -> CallLayout:
+    """A message with a recipient, before or behind its channel; the token behind ends the answer.
+
+    Among other messages it comes last. Text that the prompt has begun may stand before them all.
+    """
+    spelled = vocabulary.spelled
+    kinds = f'(" " {spelled(CONSTRAIN)} "json" | " json")?'
+
+    def call(number: int, function: Function) -> Fragment:
+        to = f" to=functions.{function.name}"
+        ways = f"({spelled(f'{CHANNEL}commentary{to}')} | {spelled(f'{to}{CHANNEL}commentary')})"
+        return in_order(ways, kinds, spelled(MESSAGE), _arguments(number, function))
+
+    def among(calls: Fragment) -> Fragment | None:
+        if not all(map(vocabulary.is_special, TOOL_FORMATS["harmony"].others)):
+            return None
+        text = f"{vocabulary.ordinary()}*"
+        channel = '("analysis" | "commentary" | "final")'
+        begin = f"({spelled(END + START + 'assistant')})?"
+        message = f"{begin} {spelled(CHANNEL)} {channel} {spelled(MESSAGE)} {text}"
+        return in_order(f"{text} ({message})*", optional(in_order(begin, calls)))
+
+    return CallLayout(call, separator=spelled(f"{CALL}{START}assistant"), among=among)
+
+
 _LAYOUTS: Final[Mapping[str, Callable[[Vocabulary, str], CallLayout]]] = {
     "hermes": _hermes,
     "llama_json": _llama_json,
     "llama_pythonic": _llama_pythonic,
     "mistral": _mistral,
     "deepseek": _deepseek,
+    "qwen3_coder": _qwen3_coder,
+    "glm": _glm,
+    "minimax": _minimax,
+    "kimi_k2": _kimi_k2,
+    "harmony": _harmony,
 }

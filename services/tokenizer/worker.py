@@ -14,15 +14,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
+from common.chat_formats import TOOL_FORMATS
 from common.child_main import FrameWriter, ResourceLimits, limit_memory, serve
 from common.errors import ModelError
 from common.link.codec import unpack
 from common.messages.arrays import int32s
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, TextPrompt
+from common.parameter_kinds import pack_kinds
 from common.tokenizer_folder import load_tokenizer, read_folder
 from services.tokenizer.answer_grammar import compose
 from services.tokenizer.chat_renderer import ChatRenderer, RenderedChat
+from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import (
     EncoderSettings,
     ExpectedAnswer,
@@ -32,6 +35,7 @@ from services.tokenizer.jobs import (
     pack_outcome,
 )
 from services.tokenizer.lark import Vocabulary
+from services.tokenizer.parameter_values import kinds_by_function
 
 # What encoding may take, above what the process has: 8 MB of text took 1.5 GB, 190 bytes for each.
 # A normalizer that makes two characters of one, forty times, would take all there is.
@@ -85,7 +89,10 @@ class PromptEncoder:
             strs = tuple(self._tokenizer.id_to_token(token_id) or "" for token_id in ids)
         grammar_spec, format = self._grammar_spec(job.rules, chat), chat.answer_format
         is_open = format.stage == "inside"
-        answer = ExpectedAnswer(grammar_spec, format.tool_format, format.reasoning_format, is_open)
+        kinds = self._parameter_kinds(job.rules, chat)
+        answer = ExpectedAnswer(
+            grammar_spec, format.tool_format, format.reasoning_format, is_open, kinds
+        )
         return Outcome(ids, strs, answer=answer)
 
     def _grammar_spec(self, rules: OutputRules, chat: RenderedChat) -> GrammarSpec | None:
@@ -98,6 +105,14 @@ class PromptEncoder:
             field = "tools" if rules.structure is None else rules.structure.field
             message, retiring = f"{field} is too large or too deep", isinstance(error, MemoryError)
             raise Refused(message, "invalid_value", field, retiring=retiring) from error
+
+    def _parameter_kinds(self, rules: OutputRules, chat: RenderedChat) -> bytes:
+        """Return the packed kinds of the tools' parameters, where the answer's parser needs any."""
+        markers = TOOL_FORMATS.get(chat.answer_format.tool_format)
+        if rules.tools is None or markers is None or markers.parameters is None:
+            return b""
+        with self._limits():
+            return pack_kinds(kinds_by_function(functions_of(chat.tools, rules.tools.inputs)))
 
     def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
         limit = self._settings.max_prompt_bytes

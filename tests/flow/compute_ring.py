@@ -73,6 +73,7 @@ class FaultyRunner:
         self.spec, self.ready, self.close = runner.spec, runner.ready, runner.close
         self.sample, self.go_on = runner.sample, runner.go_on
         self.transfer, self.transferred = runner.transfer, runner.transferred
+        self.expert_counters = runner.expert_counters
         self.forward_errors: list[Exception] = []
         self.result_errors: list[Exception] = []
 

@@ -18,7 +18,9 @@ from services.compute.config import ComputeSettings
 from services.router.openai.tools import MAX_TOOLS
 from services.router.responses.tools import CustomInput
 from services.tokenizer.answer_grammar import compose
+from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import TemplateFormat
+from services.tokenizer.parameter_values import kinds_by_function
 from tests.cases import num_cases
 from tests.unit.detokenizer.answer.answers import parse
 from tests.unit.tokenizer.walks import Model, model, tool
@@ -50,6 +52,12 @@ FORMATS = [
     ("mistral", "[CALL_ID] [ARGS]"),
     ("deepseek", ""),
     ("deepseek", "```json"),
+    ("qwen3_coder", ""),
+    ("glm", ""),
+    ("glm", "</arg_key><arg_value>"),
+    ("minimax", ""),
+    ("kimi_k2", ""),
+    ("harmony", ""),
 ]
 
 
@@ -78,7 +86,8 @@ def test_required_calls_are_read_as_calls_with_valid_arguments(
     )
     if text is None:
         return
-    answer = parse(list(text), tool_format, reasoning, is_open=True)
+    kinds = kinds_by_function(functions_of(TOOLS))
+    answer = parse(list(text), tool_format, reasoning, is_open=True, kinds=kinds)
     assert answer.calls, text
     assert answer.content == "", text
     for name, arguments in answer.calls:
@@ -104,7 +113,8 @@ def test_the_text_of_a_custom_tool_is_read_as_its_grammar_has_it(
     written = subject.walk(composed, Random(seed), num_free)
     if written is None:
         return
-    for name, arguments in parse(list(written), tool_format, "", is_open=False).calls:
+    kinds = kinds_by_function(functions_of(tools, use.inputs))
+    for name, arguments in parse(list(written), tool_format, kinds=kinds).calls:
         assert name == "patch"
         assert re.fullmatch(r'begin\n(\+[^\n]*\n)*"end"', CustomInput().push(arguments)), written
 

@@ -103,6 +103,7 @@ class InSlices:
         self.forward, self.sample, self.result = runner.forward, runner.sample, runner.result
         self.ready, self.close = runner.ready, runner.close
         self.transfer, self.transferred = runner.transfer, runner.transferred
+        self.expert_counters = runner.expert_counters
 
     def spec(self) -> RunnerSpec:
         return self._spec

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -16,10 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.messages.tokenize import OutputRules, Structure, ToolUse
+from common.parameter_kinds import pack_kinds, unpack_kinds
 from services.detokenizer.answer.formats import reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import AnswerParser
 from services.tokenizer.answer_grammar import compose
+from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import ReasoningStage, TemplateFormat
+from services.tokenizer.parameter_values import kinds_by_function
 from tests.cases import num_cases
 from tests.unit.tokenizer.schema_strategies import SCHEMAS, objects
 from tests.unit.tokenizer.walks import model, tool
@@ -32,9 +36,17 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "require
 class Read:
     """An answer as the parsers take it apart."""
 
-    def __init__(self, text: str, tool_format: str, reasoning_format: str, is_open: bool) -> None:
+    def __init__(
+        self,
+        text: str,
+        tool_format: str,
+        reasoning_format: str,
+        is_open: bool,
+        tools: Sequence[Any] = (),
+    ) -> None:
+        kinds = unpack_kinds(pack_kinds(kinds_by_function(functions_of(list(tools)))))
         parser = AnswerParser(
-            reasoning_parser(reasoning_format, is_open), tool_parser(tool_format), str
+            reasoning_parser(reasoning_format, is_open), tool_parser(tool_format, kinds), str
         )
         self.content = self.reasoning = ""
         self.names: list[str] = []
@@ -77,13 +89,14 @@ def test_calls_and_structures_come_out_as_they_went_in(
         structure=structure if with_structure else None,
         tools=ToolUse("auto" if with_structure else "required"),
     )
-    speech = TemplateFormat(tool_format, "think", stage, template)
+    reasoning = "harmony" if tool_format == "harmony" else "think"
+    speech = TemplateFormat(tool_format, reasoning, stage, template)
     grammar_spec = compose(rules, tools, speech, subject.vocabulary)
     assert grammar_spec is not None
     text = subject.walk(grammar_spec, Random(seed), num_free)
     if text is None or HUGE.search(text):
         return
-    read = Read(text, tool_format, "think", stage == "inside")
+    read = Read(text, tool_format, reasoning, stage == "inside", tools)
     if read.names:
         assert not read.content.strip(), text
         for called, arguments in zip(read.names, read.arguments, strict=True):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+from common.messages.arrays import uint32s, uint64s
 from common.messages.control import Load, StepReport
+from common.messages.experts import ExpertLoad
 from common.messages.failure import Failure
 from tests.flow.router_ring import CHAT, Ring, Script, chat, last_counter, running_router, waiting
 
@@ -74,6 +76,23 @@ async def test_a_computes_steps_are_metrics() -> None:
     }
     assert metrics['slipstream_worker_requests_running{replica="compute",service="compute"}'] == 7
     assert metrics['slipstream_worker_requests_waiting{replica="compute",service="compute"}'] == 3
+
+
+async def test_the_tokens_of_experts_are_metrics_as_the_last_heartbeat_with_them_said() -> None:
+    async with running_router() as ring:
+        ring.beat("compute", experts=ExpertLoad(uint32s((1, 2)), uint64s((5, 3, 1 << 60, 0))))
+        ring.beat("compute")
+        await ring.settle()
+        metrics = await scraped(ring)
+    own = "slipstream_compute_expert_"
+    assert {name: value for name, value in metrics.items() if name.startswith(own)} == {
+        f'{own}tokens_total{{replica="compute",layer="1",expert="0"}}': 5,
+        f'{own}tokens_total{{replica="compute",layer="1",expert="1"}}': 3,
+        f'{own}tokens_total{{replica="compute",layer="2",expert="0"}}': 1 << 60,
+        f'{own}tokens_total{{replica="compute",layer="2",expert="1"}}': 0,
+        f'{own}imbalance_ratio{{replica="compute",layer="1"}}': 1.25,
+        f'{own}imbalance_ratio{{replica="compute",layer="2"}}': 2,
+    }
 
 
 async def test_a_compute_is_an_engine_under_vllms_names() -> None:

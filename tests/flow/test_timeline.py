@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from common.link.codec import unpack
+from common.messages.arrays import uint32s, uint64s
+from common.messages.experts import ExpertLoad
 from common.messages.queries import Timeline, Track
 from tests.flow.whole_ring import WholeRing, save_vocabulary, whole_ring
 
@@ -48,6 +50,18 @@ async def test_every_process_says_what_it_did(folder: Path) -> None:
         assert ids.values.tolist() == [5]
         assert len(parts["compute"]["step"].began_s) >= 12
         assert sum(parts["detokenizer"]["detokenize"].args[0].values) >= 12
+
+
+async def test_what_experts_were_given_is_there_too(folder: Path) -> None:
+    experts = ExpertLoad(uint32s((3,)), uint64s((7, 9)))
+    async with whole_ring(folder) as ring:
+        for worker in ring.router().dispatch.fleet.workers():
+            worker.experts = experts if worker.service == "compute" else None
+        async with ring.sessions["router"].get("/timeline") as response:
+            timeline = unpack(Timeline, await response.read())
+    assert {part.name: part.experts for part in timeline.parts if part.experts} == {
+        "compute": experts
+    }
 
 
 async def test_only_the_last_seconds_are_shown(folder: Path) -> None:

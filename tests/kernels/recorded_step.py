@@ -142,12 +142,13 @@ def device_of(
     for name in ("add_norm", "rotate_and_store", "act_mul", "activate", "quantize_rows"):
         patch.setattr(kernel_step, name, getattr(recorder, name))
     ropes = {mixer.rope: mixer.rope.tables(64) for mixer in decoder.mixers if mixer.rope}
+    inputs = StepInputs.make(max_tokens, 4, CPU)
     return KernelDevice(
-        inputs=StepInputs.make(max_tokens, 4, CPU),
+        inputs=inputs,
         stream=StreamBuffers.make(max_tokens, HIDDEN, torch.float32, CPU),
         scratch=Scratch(torch.float32, CPU),
         products={Linear: recorder},
-        experts=ExpertProduct(recorder, Choices(), invariant=False, pdl=False),
+        experts=ExpertProduct(recorder, Choices(), inputs.counts, invariant=False, pdl=False),
         ropes=ropes,
         pdl=False,
         norms_behind=decoder.layers[-1].last[0] is not None,

@@ -17,7 +17,7 @@ from services.compute.kernels.decode_plan import (
     CHUNK,
     EXTRA_PROGRAMS,
     MIN_CHUNK,
-    SHIFT,
+    SIZE,
     DecodeWork,
     plan_decode,
 )
@@ -45,6 +45,12 @@ class Shape:
     dtype: torch.dtype = torch.float32
     softcap: float = 0.0
     entry: torch.dtype | None = None
+    has_sinks: bool = False
+
+    def sinks_H(self, device: torch.device) -> Tensor | None:
+        """One for each head; some outweigh all scores."""
+        num_heads = self.kv_heads * self.group
+        return torch.linspace(-2.0, 6.0, num_heads, device=device) if self.has_sinks else None
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,10 @@ class Step:
     def call(self, q_THD: Tensor, layer: LayerPages, out_THD: Tensor, window: int) -> AttentionCall:
         shape, (kv_pages, kv_scales) = self.shape, layer
         scale = shape.head_dim**-0.5 * (5 if shape.softcap else 1)  # so that it is felt
+        sinks_H = shape.sinks_H(q_THD.device)
+        table = self.page_table_NL
         return AttentionCall(
-            q_THD, kv_pages, self.page_table_NL, out_THD, scale, window, shape.softcap, kv_scales
+            q_THD, kv_pages, table, out_THD, scale, window, shape.softcap, kv_scales, sinks_H
         )
 
     def check(self, out_THD: Tensor, window: int = 0) -> None:
@@ -175,6 +183,9 @@ def shapes() -> Iterator[Shape]:
         for page_tokens in (8, 128):
             yield Shape(page_tokens=page_tokens, entry=entry)
         yield Shape(dtype=torch.bfloat16, group=7, page_tokens=16, softcap=3.0, entry=entry)
+    for entry in (None, INT8):
+        yield Shape(group=3, dtype=torch.bfloat16, entry=entry, has_sinks=True)
+    yield Shape(softcap=0.5, has_sinks=True)
 
 
 @pytest.mark.parametrize("shape", list(shapes()), ids=str)
@@ -187,11 +198,14 @@ def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Sha
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 70, 1000])
-@pytest.mark.parametrize(("min_chunk", "entry"), [(MIN_CHUNK, None), (16, None), (16, FP8)])
+@pytest.mark.parametrize(
+    ("min_chunk", "entry", "has_sinks"),
+    [(MIN_CHUNK, None, False), (16, None, True), (16, FP8, True)],
+)
 def test_a_window_hides_all_before_it_and_its_pages_are_not_read(
-    device: torch.device, window: int, min_chunk: int, entry: torch.dtype | None
+    device: torch.device, window: int, min_chunk: int, entry: torch.dtype | None, has_sinks: bool
 ) -> None:
-    shape = Shape(entry=entry)
+    shape = Shape(entry=entry, has_sinks=has_sinks)
     step = make_step(device, [1, 4, 70, 64, 200, 129], shape, seed=window, window=window)
     work = step.work(min_chunk)
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
@@ -232,7 +246,7 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
     step = make_step(device, [33, 300, 90, 1, 64], shape)
     work = step.work(min_chunk=32)
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
-    assert chunk_shifts(work) == {5}
+    assert chunk_sizes(work) == {32}
     together = step.attend(work)
     step.check(together)
     for row in range(len(step.lengths)):
@@ -250,7 +264,7 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
         )
         work_alone = alone.work(min_chunk=32)
         plan_decode(inputs, work_alone, shape.page_tokens, 1)
-        assert chunk_shifts(work_alone) == {5}
+        assert chunk_sizes(work_alone) == {32}
         out_THD = torch.full_like(alone.q_THD, torch.nan).contiguous()
         call = alone.call(alone.q_THD, alone.layer, out_THD, 0)
         decode_attention(call, work_alone, 1)
@@ -297,8 +311,8 @@ def test_a_value_or_key_that_is_no_number_spoils_the_rows_that_see_it_alone(
     assert out_THD[1].isfinite().all()
 
 
-def chunk_shifts(work: DecodeWork) -> set[int]:
-    return set(work.items[: int(work.num_items), SHIFT.value].tolist())
+def chunk_sizes(work: DecodeWork) -> set[int]:
+    return set(work.items[: int(work.num_items), SIZE.value].tolist())
 
 
 @pytest.mark.gpu

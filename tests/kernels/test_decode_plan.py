@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.compute.kernels.decode_plan import CHUNK, ROW, SHIFT, DecodeWork, plan_decode
+from services.compute.kernels.decode_plan import CHUNK, ROW, SIZE, DecodeWork, plan_decode
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 from tests.cases import num_cases
 
@@ -14,15 +16,24 @@ from tests.cases import num_cases
 def test_pages_may_be_of_any_size(device: torch.device) -> None:
     inputs, work = inputs_of([500, 96], 4, device), DecodeWork.make(4, 200, 1, 16, device=device)
     plan_decode(inputs, work, 96, 2)  # pages do not bound chunks: 5 places for the two rows
-    assert planned(work) == cut([500, 96], [8, 8])
+    assert planned(work) == cut([500, 96], 256)
 
 
-def cut(lengths: list[int], shifts: list[int]) -> dict[tuple[int, int], tuple[int, int]]:
+def test_rows_a_little_longer_than_a_power_of_two_are_cut_in_equal_parts(
+    device: torch.device,
+) -> None:
+    lengths = [32_768 + 20 * row for row in range(16)]
+    work = DecodeWork.make(16, 8, 4, 16, device=device)  # room for two parts of each row
+    plan_decode(inputs_of(lengths, 16, device), work, 16, 16)
+    assert planned(work) == cut(lengths, 18_432)
+
+
+def cut(lengths: list[int], size: int) -> dict[tuple[int, int], tuple[int, int]]:
     """(row, chunk) -> (place among the partial results, positions) of all items that must be."""
     found = {}
-    for row, (length, shift) in enumerate(zip(lengths, shifts, strict=True)):
-        for chunk in range(-(-length >> shift)):
-            found[row, chunk] = (len(found), min(1 << shift, length - (chunk << shift)))
+    for row, length in enumerate(lengths):
+        for chunk in range(-(-length // size)):
+            found[row, chunk] = (len(found), min(size, length - chunk * size))
     return found
 
 
@@ -30,8 +41,8 @@ def planned(work: DecodeWork) -> dict[tuple[int, int], tuple[int, int]]:
     """The same of the items that are."""
     found = {}
     for item in work.items[: int(work.num_items)].tolist():
-        row, _, chunk, shift, length, first = item[:6]
-        found[row, chunk] = (first + chunk, min(1 << shift, length - (chunk << shift)))
+        row, _, chunk, size, length, first = item[:6]
+        found[row, chunk] = (first + chunk, min(size, length - chunk * size))
     return found
 
 
@@ -42,11 +53,23 @@ def inputs_of(lengths: list[int], max_rows: int, device: torch.device) -> StepIn
     return inputs
 
 
-def cut_window(lengths: list[int], shift: int, window: int) -> dict[tuple[int, int], int]:
+def size_of(work: DecodeWork) -> int:
+    """Positions of the chunks of a plan: all rows' are alike."""
+    sizes = {item[SIZE.value] for item in work.items[: int(work.num_items)].tolist()}
+    return sizes.pop() if len(sizes) == 1 else 64
+
+
+def is_as_fine_as_it_may_be(size: int, count: Callable[[int], int], limit: int) -> bool:
+    """Whether the items are enough for chunks of this size, and for none of the next finer one."""
+    finest = max(64, (1 << (size - 1).bit_length()) // 16)
+    return not size % 64 and count(size) <= limit and (size == 64 or count(size - finest) > limit)
+
+
+def cut_window(lengths: list[int], size: int, window: int) -> dict[tuple[int, int], int]:
     """(row, chunk) -> place, of the chunks that a window reaches."""
     found: dict[tuple[int, int], int] = {}
     for row, length in enumerate(lengths):
-        for chunk in range(max(length - window, 0) >> shift, -(-length >> shift)):
+        for chunk in range(max(length - window, 0) // size, -(-length // size)):
             found[row, chunk] = len(found)
     return found
 
@@ -63,15 +86,14 @@ def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
     bucket = len(lengths) + spare
     limit = work.item_limit(len(lengths))  # whatever the bucket
     plan_decode(inputs_of(lengths, 50, device), work, 16, bucket)
-    shift = 6
-    while sum(-(-length >> shift) for length in lengths) > limit:
-        shift += 1
-    expected = cut(lengths, [shift] * len(lengths))
+    size = size_of(work)
+    assert is_as_fine_as_it_may_be(size, lambda size: len(cut(lengths, size)), limit)
+    expected = cut(lengths, size)
     assert int(work.num_items) == len(expected) <= work.items.shape[0]
     assert planned(work) == expected
     items = work.items[: len(expected)].tolist()
     sizes = [expected[item[ROW.value], item[CHUNK.value]][1] for item in items]
-    slack = -(-(1 << shift) // 8)  # a size class
+    slack = -(-size // 8)  # a size class
     assert all(later <= earlier + slack for earlier, later in zip(sizes, sizes[1:], strict=False))
 
 
@@ -82,12 +104,12 @@ def test_a_plan_of_a_window_has_the_chunks_that_it_reaches(
 ) -> None:
     work = DecodeWork.make(50, 8, 1, 16, device=device).for_window(window)
     plan_decode(inputs_of(lengths, 50, device), work, 16, len(lengths) + spare)
-    shift = 6
-    while len(cut_window(lengths, shift, window)) > work.item_limit(len(lengths)):
-        shift += 1
+    size = size_of(work)
+    assert is_as_fine_as_it_may_be(
+        size, lambda size: len(cut_window(lengths, size, window)), work.item_limit(len(lengths))
+    )
     items = work.items[: int(work.num_items)].tolist()
     found = {(row, chunk): first + chunk for row, _, chunk, _, _, first in (i[:6] for i in items)}
     assert len(found) == len(items)
-    assert found == cut_window(lengths, shift, window)
-    if lengths:
-        assert {item[SHIFT.value] for item in items} == {shift}
+    assert found == cut_window(lengths, size, window)
+    assert len({item[SIZE.value] for item in items}) <= 1

@@ -126,6 +126,12 @@ def assert_rounded_once(out: Tensor, expected: Tensor, sizes: Tensor, lost: floa
     assert ((out.double() - expected).abs() <= bound).all()
 
 
+def placed(order: ExpertOrder) -> Tensor:
+    """The pairs in order."""
+    assert order.order_R is not None
+    return order.order_R.long()
+
+
 def run_gate_up(
     experts: Experts, gating: Gating, order: ExpertOrder, config: ExpertConfig
 ) -> Tensor:
@@ -153,7 +159,7 @@ def test_tiles_of_rows_are_those_of_their_experts(
     order = ExpertOrder.empty(experts.num_pairs, NUM_EXPERTS, 16, device)
     config = ExpertConfig(16, 32, 32, num_stages=2)
     out = run_gate_up(experts, gating, order, config)
-    pairs = order.order_R.long()
+    pairs = placed(order)
     inner_RF = torch.empty_like(out)
     inner_RF[pairs] = out
     assert_gated(inner_RF, experts, gating)
@@ -175,7 +181,7 @@ def test_tiles_of_rows_meet_the_numbers_of_the_codes(
     x = torch.randn(experts.num_pairs, stack.num_in, device=device).bfloat16()
     out = x.new_full((experts.num_pairs, stack.num_out), torch.nan)
     expert_down(x, stack, order, out, ExpertConfig(16, 64, 128, num_stages=2))
-    pairs = order.order_R.long()
+    pairs = placed(order)
     rows = torch.empty_like(x)
     rows[pairs] = x
     lost = 2.0**-8 if device.type == "cuda" and 0 < form[1] < 128 else 0.0
@@ -183,6 +189,18 @@ def test_tiles_of_rows_meet_the_numbers_of_the_codes(
 
 
 ROW_CONFIG = ExpertRowConfig(64, 128)
+
+
+def test_very_few_pairs_are_tiles_as_they_come(device: torch.device) -> None:
+    experts = draw(2, 64, 32, torch.bfloat16, device)
+    order = ExpertOrder.of_pairs(experts.experts_TK, NUM_EXPERTS)
+    config = ExpertConfig(16, 32, 32, num_stages=2)
+    inner = experts.x_TE.new_full((experts.num_pairs, 32), torch.nan)
+    expert_gate_up(experts.x_TE, experts.gate_up, order, inner, "silu", config)
+    assert_gated(inner, experts, "silu")
+    rows = inner.new_full((experts.num_pairs, 64), torch.nan)
+    expert_down(inner, experts.down, order, rows, config)
+    assert_rounded_once(rows, *products(inner, experts.down, experts.experts_TK.flatten()))
 
 
 @pytest.mark.parametrize("form", [None, *FORMS.values()], ids=["bf16", *FORMS])

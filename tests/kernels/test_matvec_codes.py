@@ -238,16 +238,18 @@ def test_constants_fit_the_registers_and_the_shared_memory(num_in: int) -> None:
             programs = 2 if num_in <= 8192 else 1
             assert 32 * config.num_warps * registers * programs <= 65536
             block_bytes = tiles * config.rows * padded(num_in)
-            assert block_bytes <= max(32 << 10, tiles * padded(num_in))
+            assert block_bytes <= max(64 << 10, tiles * padded(num_in))
             if config.num_stages > 1:
                 staged = (config.num_stages - 1) * block_bytes + 1024
                 assert -(-config.programs // NUM_SMS) * staged <= SHARED_BYTES
 
 
-def test_a_block_of_an_8b_model_is_of_32_kib_where_a_norm_is_in_the_launch() -> None:
+def test_a_block_has_eight_rows_where_a_norm_is_in_the_launch() -> None:
     qkv, gates = matvec_config(6144, 4096, 1, normed=True), gate_up_config(14336, 4096, 1)
     assert (qkv.rows, qkv.num_warps) == (8, 4)
     assert (gates.rows, gates.num_warps) == (4, 4)
+    wide = gate_up_config(28672, 8192, 1)  # reads its norm's input as often for each code
+    assert (wide.rows, wide.num_warps) == (4, 8)
     assert [
         max_registers(config, 4096, tiles, "fp8") for config, tiles in ((qkv, 1), (gates, 2))
     ] == [128, 128]

@@ -43,6 +43,12 @@ class Shape:
     window: int = 0
     softcap: float = 0.0
     entry: torch.dtype | None = None
+    has_sinks: bool = False
+
+    def sinks_H(self, device: torch.device) -> Tensor | None:
+        """One for each head; some outweigh all scores."""
+        num_heads = self.num_kv_heads * self.group
+        return torch.linspace(-2.0, 6.0, num_heads, device=device) if self.has_sinks else None
 
     @property
     def scale(self) -> float:
@@ -146,8 +152,9 @@ class Step:
         shape, page_table = self.shape, self.page_table.to(q_THD.device)
         kv_pages, kv_scales = layer
         scale, window, softcap = shape.scale, shape.window, shape.softcap
+        sinks_H = shape.sinks_H(q_THD.device)
         return AttentionCall(
-            q_THD, kv_pages, page_table, out_THD, scale, window, softcap, kv_scales
+            q_THD, kv_pages, page_table, out_THD, scale, window, softcap, kv_scales, sinks_H
         )
 
     def actual(self, device: torch.device, all_rows: bool = False, bucket: int = 0) -> Tensor:
@@ -199,6 +206,20 @@ def test_scores_are_capped_before_they_are_masked(
     window: int, entry: torch.dtype | None, dtype: torch.dtype, device: torch.device
 ) -> None:
     shape = Shape(softcap=2.0, window=window, dtype=dtype, entry=entry)
+    check(Step(shape, [(7, 1), (0, 9), (70, 50)], 1, 1), device)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (20, 0.0), (20, 2.0)])
+@pytest.mark.parametrize("entry", [None, FP8, INT8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sink_takes_its_share_of_every_sum(
+    window: int,
+    softcap: float,
+    entry: torch.dtype | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    shape = Shape(3, window=window, softcap=softcap, dtype=dtype, entry=entry, has_sinks=True)
     check(Step(shape, [(7, 1), (0, 9), (70, 50)], 1, 1), device)
 
 
@@ -283,7 +304,10 @@ def test_results_do_not_depend_on_chunk_boundaries(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    shape = Shape(3, width, 1, dtype=dtype, window=window, softcap=softcap, entry=entry)
+    shape = Shape(
+        3, width, 1, dtype=dtype, window=window, softcap=softcap, entry=entry,
+        has_sinks=softcap > 0,
+    )  # fmt: skip
     length, cuts = 170, [[40, 110], [1, 2, 64, 65, 128], [100, 167]]
     whole = Step(shape, [(0, length)], 3, order_free=device.type == "cpu")
     expected = whole.actual(device)[:length]

@@ -31,7 +31,7 @@ from services.compute.kernels.quantized_rows import (
 )
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.layers.products import InvariantProduct
-from services.compute.layers.quantized_product import QuantizedProduct
+from services.compute.layers.quantized_product import QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import KernelLinears, Norm, QuantizedLinear
 from services.compute.quantization.packed import Kind, Packed
 from tests.kernels.packed_weights import assert_rounded_once, random_packed
@@ -255,9 +255,8 @@ def test_every_number_of_rows_is_served(
     assert isinstance(linear, QuantizedLinear)
     assert (linear.dense_OI is not None) == (keeps_dense and not weight.inputs_8bit)
     room = torch.zeros(160 * 512, device=device, dtype=torch.bfloat16)
-    product = QuantizedProduct(
-        InvariantProduct(), SkinnyWork.make(160, device), room, invariant=False, pdl=False
-    )
+    work, row = SkinnyWork.make(160, device), RowOfNumbers(pdl=False)
+    product = QuantizedProduct(InvariantProduct(), work, room, row, pdl=False)
     x = torch.randn(num_rows, 512, device=device, dtype=torch.bfloat16)
     out = torch.empty(num_rows, 160, device=device, dtype=torch.bfloat16)
     row_kind = product.row_form(num_rows, linear)
@@ -280,7 +279,7 @@ def test_a_launch_that_is_noted_has_no_copy_of_rows_in_the_order_of_the_weight(
     choices, work = Choices(), SkinnyWork.make(160, device)
     room = torch.zeros(160 * 256, device=device, dtype=torch.float16)
     product = QuantizedProduct(
-        InvariantProduct(), work, room, invariant=False, pdl=False, choices=choices
+        InvariantProduct(), work, room, RowOfNumbers(pdl=False), pdl=False, choices=choices
     )
     x = torch.zeros(5, 256, device=device, dtype=torch.float16)
     out = torch.empty(5, 160, device=device, dtype=torch.float16)

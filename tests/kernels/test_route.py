@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.route import route_rows
+from services.compute.kernels.route import Counting, Router, route_few_rows, route_rows
 from services.compute.kernels.routing import Routing, route
 
 ROUTINGS = {
@@ -41,3 +41,37 @@ def test_rows_go_where_the_rule_says(
     expected_weights, expected = route(logits, routing, bias)
     assert torch.equal(experts, expected)
     torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("num_real", [0, 5, 9])
+def test_rows_are_counted_by_expert_and_padding_is_not(num_real: int, device: torch.device) -> None:
+    routing = ROUTINGS["sigmoid"]
+    logits = torch.randn(9, routing.num_experts, device=device)
+    weights = torch.empty(9, routing.top_k, device=device)
+    experts = torch.empty(9, routing.top_k, device=device, dtype=torch.int32)
+    before = torch.arange(routing.num_experts, device=device) << 40
+    counting = Counting(before.clone(), torch.tensor([num_real], device=device, dtype=torch.int32))
+    route_rows(logits, routing, None, weights, experts, counting=counting)
+    expected = experts[:num_real].flatten().bincount(minlength=routing.num_experts)
+    assert torch.equal(counting.tokens_X - before, expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_the_routers_product_is_in_the_launch_of_very_few_rows(
+    num_rows: int, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    routing = Routing(6, 2, scale=0.5)
+    x = torch.randn(num_rows, 40, device=device).bfloat16()
+    weight = torch.randn(6, 40, device=device).bfloat16()
+    bias = torch.randn(6, device=device).bfloat16()
+    room = torch.full((4, 6), torch.nan, device=device)
+    router = Router(weight, bias, room, torch.zeros(1, dtype=torch.int32, device=device))
+    weights = torch.empty(num_rows, 2, device=device)
+    experts = torch.empty(num_rows, 2, device=device, dtype=torch.int32)
+    logits = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
+    for _ in range(2):
+        route_few_rows(x, router, routing, None, weights, experts)
+        expected_weights, expected = route(logits, routing)
+        assert torch.equal(experts, expected)
+        torch.testing.assert_close(weights, expected_weights, rtol=1e-4, atol=1e-6)

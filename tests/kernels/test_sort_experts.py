@@ -30,6 +30,7 @@ def test_the_order_and_its_tiles_are_those_of_a_stable_sort(
     order.tiles_3N.fill_(99)
     sort_experts(experts, order)
     sort_experts_reference(experts, expected)
+    assert order.order_R is not None and expected.order_R is not None
     assert torch.equal(order.order_R, expected.order_R)
     is_tile = expected.tiles_3N[0] != NO_EXPERT
     assert torch.equal(order.tiles_3N[0], expected.tiles_3N[0])
@@ -44,5 +45,6 @@ def test_many_pairs_of_few_experts_are_sorted_in_chunks(
     order, expected = (ExpertOrder.empty(300, 4, 16, device) for _ in range(2))
     sort_experts(experts, order)
     sort_experts_reference(experts, expected)
+    assert order.order_R is not None and expected.order_R is not None
     assert torch.equal(order.order_R, expected.order_R)
     assert torch.equal(order.tiles_3N[0], expected.tiles_3N[0])

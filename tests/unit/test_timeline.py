@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 from math import nan
 from typing import Any
 
 import pytest
 
+from common.messages.arrays import uint32s, uint64s
+from common.messages.experts import ExpertLoad
 from common.messages.queries import StagePart, Timeline, Track, TrackArg
-from services.timeline import Span, TimelineError, chrome_trace, fetch, share_during, summary
+from services.timeline import (
+    Span,
+    TimelineError,
+    chrome_trace,
+    expert_table,
+    fetch,
+    share_during,
+    summary,
+)
 
 
 def track_of(lane: str, name: str, *spans: tuple[float, float], **args: list[float]) -> Track:
@@ -111,6 +122,21 @@ def test_the_summary_says_how_busy_the_device_was_and_what_went_on_meanwhile() -
         "compute-0: 2 steps in 1.75 s, device busy 100.0%",
         "router-0: 100.0% of its work was done while a step ran",
     ]
+
+
+def test_the_busiest_experts_of_each_layer_are_a_table_and_all_are_in_the_trace() -> None:
+    tokens = uint64s((100, 0, 600, 200, 50, 50, *[0] * 6))
+    part = replace(COMPUTE, experts=ExpertLoad(uint32s((1, 30)), tokens))
+    timeline = Timeline((ROUTER, part))
+    assert expert_table(timeline) == [
+        "compute-0: tokens by expert since its start",
+        "layer         tokens max/mean  busiest experts, with their shares",
+        "    1          1,000     3.60      2 (60.0%)    3 (20.0%)    0 (10.0%)    4 (5.0%)",
+        "   30              0     1.00      0 (0.0%)    1 (0.0%)    2 (0.0%)    3 (0.0%)",
+    ]
+    by_layer = {"1": tokens[:6].tolist(), "30": [0] * 6}
+    assert chrome_trace(timeline)["otherData"] == {"expert_tokens": {"compute-0": by_layer}}
+    assert expert_table(Timeline((ROUTER, COMPUTE))) == []
 
 
 def test_a_server_that_is_not_there_is_said_plainly() -> None:

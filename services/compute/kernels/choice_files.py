@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, get_type_hints
 import structlog
 
 from services.compute.kernels.choices import Key, Measured
+from services.compute.kernels.expert_matmul_config import ExpertConfig
 from services.compute.kernels.packed_matmul import PackedConfig
 from services.compute.kernels.quantized_matmul_config import QuantizedConfig
 from services.compute.kernels.skinny_matmul_config import SkinnyConfig
@@ -31,6 +32,8 @@ CONFIGS: Mapping[str, type[Any]] = {
     "skinny_gate_up": SkinnyConfig,
     "quantized_matmul": QuantizedConfig,
     "packed_matmul": PackedConfig,
+    "expert_gate_up": ExpertConfig,
+    "expert_down": ExpertConfig,
 }
 """The constants of each kernel."""
 

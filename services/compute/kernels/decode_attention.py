@@ -20,7 +20,7 @@ from services.compute.kernels.decode_plan import (
     ITEM_WORDS,
     LENGTH,
     ROW,
-    SHIFT,
+    SIZE,
     SLOT,
     DecodeTiling,
     DecodeWork,
@@ -34,6 +34,7 @@ from services.compute.kernels.prefill_attention import (
     attend_reference,
     capped,
     score_scale,
+    sink_weight,
 )
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
@@ -110,6 +111,7 @@ def _decode_kernel(
     partial,  # [I, K, G, D]
     partial_stats,  # [2, I, K, G]
     arrivals,  # [R, K]
+    sinks,  # or None
     out,
     scale_log2,
     cap_log2,
@@ -139,6 +141,9 @@ def _decode_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0)  # fastest: all heads of a page are read at about the same time
     item = tl.program_id(1)
+    if sinks is not None:
+        sinks_G = head * G + tl.arange(0, BLOCK_G)
+        sink_G = tl.load(sinks + sinks_G, mask=sinks_G < (head + 1) * G, other=0.0, volatile=True)
     # Everything about the item lies in one sector and is asked for together with the count. Were
     # these loads not volatile, the compiler would put them off until the count had come, or beyond.
     count = tl.load(num_items, volatile=True)
@@ -146,15 +151,15 @@ def _decode_kernel(
     row = tl.load(at + ROW, volatile=True)
     slot = tl.load(at + SLOT, volatile=True)
     chunk = tl.load(at + CHUNK, volatile=True)
-    shift = tl.load(at + SHIFT, volatile=True)
+    size = tl.maximum(tl.load(at + SIZE, volatile=True), 1)  # 0 in what was never an item
     length = tl.load(at + LENGTH, volatile=True)
     first = tl.load(at + FIRST, volatile=True)
     seen_from = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    first_chunk = seen_from >> shift  # those before are out of the window
+    first_chunk = seen_from // size  # those before are out of the window
     is_real = (item < count) & (chunk >= first_chunk)
-    num_chunks = ((length - 1) >> shift) - first_chunk + 1
-    start = tl.maximum(chunk << shift, seen_from)
-    end = tl.where(is_real, tl.minimum((chunk + 1) << shift, length), 0)
+    num_chunks = (length - 1) // size - first_chunk + 1
+    start = tl.maximum(chunk * size, seen_from)
+    end = tl.where(is_real, tl.minimum((chunk + 1) * size, length), 0)
 
     g_G = tl.arange(0, BLOCK_G)
     d_D = tl.arange(0, BLOCK_D)
@@ -192,6 +197,8 @@ def _decode_kernel(
 
     out_row = out + row.to(tl.int64) * OUT_ROW
     if num_chunks == 1:
+        if sinks is not None:
+            sum_G += sink_weight(sink_G, top_G)
         result_GD = mix_GD / sum_G[:, None]
         tl.store(out_row + offset_GD, result_GD.to(out.dtype.element_ty), mask=mask_GD)
     else:
@@ -238,6 +245,9 @@ def _decode_kernel(
                 sum_M = sum_M * fade_M + tl.sum(sum_SM * weight_SM, axis=0)
                 mix_MD = mix_MD * fade_M[:, None] + tl.sum(mix_SMD * weight_SM[:, :, None], axis=0)
                 top_M = new_top_M
+            if sinks is not None:
+                sink_M = tl.load(sinks + head * G + m_G, mask=m_G < G, other=0.0)
+                sum_M += sink_weight(sink_M, top_M)
             result_MD = mix_MD / sum_M[:, None]
             offset_MD = (head * G + m_G)[:, None] * D + d_D[None, :]
             tl.store(
@@ -262,7 +272,7 @@ def decode_attention(
     With pdl the plan and the page table are read above the wait: the launch before must be that of
     rotate_and_store, which lets this one start when all before it has ended.
     """
-    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap, kv_scales = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap, kv_scales, sinks_H = call
     assert work.window in (0, window), "planned for another window"
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
@@ -289,6 +299,7 @@ def decode_attention(
         work.partial_IKGD,
         work.partial_stats,
         work.arrivals_RK,
+        sinks_H,
         out_THD,
         scale_log2,
         cap_log2,

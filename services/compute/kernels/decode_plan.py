@@ -19,14 +19,19 @@ from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 
 ITEM_WORDS = tl.constexpr(8)
-ROW, SLOT, CHUNK, SHIFT, LENGTH, FIRST = map(tl.constexpr, range(6))
-"""Words of an item: its row, the row's slot, the chunk's number in the row, log2 of the chunk's
-positions, the row's context length, the place of its chunk 0 among the partial results (which has
+ROW, SLOT, CHUNK, SIZE, LENGTH, FIRST = map(tl.constexpr, range(6))
+"""Words of an item: its row, the row's slot, the chunk's number in the row, the positions of a
+chunk, the row's context length, the place of its chunk 0 among the partial results (which has
 none, and its place may be below 0, where a window hides it)."""
 
 MIN_CHUNK = 64
 """A chunk's positions at least: a tile or two of the kernel, below which merging costs more than it
 hides."""
+
+FINENESS = tl.constexpr(16)
+"""Chunks are a multiple of so much of the next power of two. Powers of two alone cut 16 rows of a
+few more than 32,768 tokens into chunks of 32,768, and half of the programs had all the work: a step
+of 8B took 31 ms with them."""
 
 EXTRA_PROGRAMS = 132
 """Programs that a step may have beyond one for each row and kv head: one for each of the H200's 132
@@ -72,7 +77,7 @@ class DecodeWork:
 
     items: Tensor  # int32 [I, ITEM_WORDS], the long ones first
     num_items: Tensor  # int32 [1]
-    scratch: Tensor  # int32 [3, R padded to a power of two], the plan's own
+    scratch: Tensor  # int32 [2, R padded to a power of two], the plan's own
     partial_IKGD: Tensor  # float32, weighted values of a chunk, not divided by its sum
     partial_stats: Tensor  # float32 [2, I, K, G], a chunk's greatest score (base 2) and its sum
     arrivals_RK: Tensor  # int32, chunks of a row and head that are done; zero between launches
@@ -104,7 +109,7 @@ class DecodeWork:
         return DecodeWork(
             items=zeros(items, ITEM_WORDS.value),
             num_items=zeros(1),
-            scratch=zeros(3, padded(max_rows)),
+            scratch=zeros(2, padded(max_rows)),
             partial_IKGD=zeros(items, num_kv_heads, group, head_dim, dtype=torch.float32),
             partial_stats=zeros(2, items, num_kv_heads, group, dtype=torch.float32),
             arrivals_RK=zeros(max_rows, num_kv_heads),
@@ -141,12 +146,12 @@ _SIZE_CLASSES = tl.constexpr(8)
 
 
 @triton.jit
-def _store_items(items, place, row, slot, chunk, shift, length, first, mask):
+def _store_items(items, place, row, slot, chunk, size, length, first, mask):
     item = items + place * ITEM_WORDS
     tl.store(item + ROW, row, mask=mask)
     tl.store(item + SLOT, slot, mask=mask)
     tl.store(item + CHUNK, chunk, mask=mask)
-    tl.store(item + SHIFT, shift, mask=mask)
+    tl.store(item + SIZE, size, mask=mask)
     tl.store(item + LENGTH, length, mask=mask)
     tl.store(item + FIRST, first, mask=mask)
 
@@ -160,18 +165,24 @@ def _first_seen(length, window):
     return first
 
 
-@triton.jit(do_not_specialize=["num_rows", "extra_items", "min_shift", "window"])
+@triton.jit
+def _num_chunks(last_R, from_R, size):
+    """Of all rows; a row without positions ends at -1."""
+    return tl.sum((last_R + size) // size - from_R // size)
+
+
+@triton.jit(do_not_specialize=["num_rows", "extra_items", "window"])
 def _plan_kernel(
     counts,
     q_start_R,
     row_slot_R,
     items,
     num_items,
-    scratch,  # [3, BLOCK_R]
+    scratch,  # [2, BLOCK_R]
     num_rows,
     extra_items,
-    min_shift,
     window,  # or None
+    MIN_SIZE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     LOG2_BLOCK_R: tl.constexpr,
     BLOCK_I: tl.constexpr,
@@ -192,21 +203,25 @@ def _plan_kernel(
 
     # The step's own rows count, not the bucket's: one for many rows would be cut too finely.
     item_limit = num_decode_rows + extra_items
-    shift = min_shift
     from_R = _first_seen(last_R + 1, window)
     num_positions = tl.sum(last_R + 1 - from_R)
-    while (num_positions >> shift) > item_limit:  # no use in counting these
-        shift += 1
-    num_chunks = tl.sum((last_R >> shift) - (from_R >> shift) + 1)
-    while num_chunks > item_limit:
-        shift += 1
-        num_chunks = tl.sum((last_R >> shift) - (from_R >> shift) + 1)
-    shift_R = tl.zeros([BLOCK_R], tl.int32) + shift
+    size = num_rows * 0 + MIN_SIZE
+    while num_positions // size > item_limit:  # no use in counting these
+        size *= 2
+    while _num_chunks(last_R, from_R, size) > item_limit:
+        size *= 2
+    # The smallest of these that is enough, then what lies between it and its half, which is not.
+    cut = size // 2
+    finest = tl.maximum(size // FINENESS, MIN_SIZE)
+    while cut > finest:
+        cut = cut // 2
+        if _num_chunks(last_R, from_R, size - cut) <= item_limit:
+            size -= cut
 
     # All chunks of a row but its last are full (and its first, of a window). They come first in the
     # list and the last chunks follow by size: what starts late is short.
-    last_chunk_R = last_R >> shift_R  # -1: no chunk
-    skipped_R = from_R >> shift_R  # chunks before the window
+    last_chunk_R = (last_R + size) // size - 1  # -1: no chunk
+    skipped_R = from_R // size  # chunks before the window
     full_R = tl.maximum(last_chunk_R - skipped_R, 0)
     first_full_R = tl.cumsum(full_R, 0) - full_R
     count_R = last_chunk_R - skipped_R + 1
@@ -214,21 +229,20 @@ def _plan_kernel(
     num_full = tl.sum(full_R)
     tl.store(num_items, num_full + num_decode_rows)
 
-    rest_R = last_R - (last_chunk_R << shift_R)  # positions of the last chunk, less one
+    rest_R = last_R - last_chunk_R * size  # positions of the last chunk, less one
     if window is not None:
         rest_R = tl.minimum(rest_R, window - 1)
-    class_R = _SIZE_CLASSES - 1 - ((rest_R * _SIZE_CLASSES) >> shift_R)
+    class_R = _SIZE_CLASSES - 1 - (rest_R * _SIZE_CLASSES) // size
     class_C = tl.arange(0, _SIZE_CLASSES)
     is_RC = ((class_R[:, None] == class_C[None, :]) & real_R[:, None]).to(tl.int32)
     of_class_C = tl.sum(is_RC, axis=0)
     before_C = tl.cumsum(of_class_C, 0) - of_class_C
     place_RC = tl.cumsum(is_RC, 0) - is_RC + before_C[None, :]
     place_R = num_full + tl.sum(is_RC * place_RC, axis=1)
-    _store_items(items, place_R, row_R, slot_R, last_chunk_R, shift_R, last_R + 1, first_R, real_R)
+    _store_items(items, place_R, row_R, slot_R, last_chunk_R, size, last_R + 1, first_R, real_R)
 
     tl.store(scratch + row_R, first_full_R)
     tl.store(scratch + BLOCK_R + row_R, first_R)
-    tl.store(scratch + 2 * BLOCK_R + row_R, shift_R)
     tl.debug_barrier()
     for begin in range(0, num_full, BLOCK_I):
         place_I = begin + tl.arange(0, BLOCK_I)
@@ -239,11 +253,10 @@ def _plan_kernel(
             row_I = tl.where(tl.load(scratch + probe_I) <= place_I, probe_I, row_I)
         chunk_I = place_I - tl.load(scratch + row_I)
         first_I = tl.load(scratch + BLOCK_R + row_I)
-        shift_I = tl.load(scratch + 2 * BLOCK_R + row_I)
         slot_I = tl.load(row_slot_R + row_I, mask=mask_I, other=0)
         length_I = tl.load(q_start_R + row_I, mask=mask_I, other=0) + 1
-        chunk_I += _first_seen(length_I, window) >> shift_I
-        _store_items(items, place_I, row_I, slot_I, chunk_I, shift_I, length_I, first_I, mask_I)
+        chunk_I += _first_seen(length_I, window) // size
+        _store_items(items, place_I, row_I, slot_I, chunk_I, size, length_I, first_I, mask_I)
 
 
 def plan_decode(
@@ -266,8 +279,8 @@ def plan_decode(
         work.scratch,
         num_rows,
         work.extra_items,
-        chunk.bit_length() - 1,
         work.window or None,
+        MIN_SIZE=chunk,
         BLOCK_R=block_rows,
         LOG2_BLOCK_R=block_rows.bit_length() - 1,
         BLOCK_I=PLAN_ITEMS,

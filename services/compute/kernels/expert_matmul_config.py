@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal, TypeAlias
 
 import torch
-import triton
 from torch import Tensor
 
 from services.compute.kernels.choices import Key, Options, packed_form
 from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
+from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
 from services.compute.quantization.packed import Packed, Weight
 
-MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 16, 128
+MAX_PAIR_TOKENS = 2
+"""Of more, too many have experts in common: sorting takes less than reading those again."""
+
+MAX_BLOCK_ROWS = 128
 INVARIANT_BLOCK_ROWS = 64
 """Of all tiles where a row's result may not follow from how many there are."""
+
+FLOAT32_BLOCK_ROWS = 16
+"""Products in float32 are no tensor cores' work: of more rows there are not registers enough."""
 
 MAX_STAGES = 6
 
@@ -50,11 +57,29 @@ class ExpertConfig:
     num_stages: int = 4
 
 
-def block_rows(num_pairs: int, num_experts: int, *, invariant: bool = False) -> int:
+Way: TypeAlias = Literal["row", "pair", "tile"]
+"""What a program has rows of: one (expert_matvec), of one pair, or of a tile of an expert's."""
+
+
+def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
+    """How so many tokens meet their experts. Two codes in a byte are decoded as fast as they are
+    read only for tensor cores. Where a row's result may not follow from how many there are, all
+    go by tiles."""
+    if invariant or num_tokens > MAX_PAIR_TOKENS:
+        return "tile"
+    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    return "row" if num_tokens == 1 and not has_halves else "pair"
+
+
+def block_rows(
+    num_pairs: int, num_experts: int, dtype: torch.dtype, *, invariant: bool = False
+) -> int:
     """Rows of a tile: about as many as an expert has, so that few weights are read again."""
+    if dtype == torch.float32:
+        return FLOAT32_BLOCK_ROWS
     if invariant:
         return INVARIANT_BLOCK_ROWS
-    rows = triton.next_power_of_2(triton.cdiv(num_pairs, num_experts))
+    rows = 1 << (-(-num_pairs // num_experts) - 1).bit_length()
     return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows))
 
 
@@ -63,7 +88,8 @@ def expert_config(
 ) -> ExpertConfig:
     """For tiles of so many rows."""
     if dtype == torch.float32:
-        return ExpertConfig(rows, 32, 32, num_stages=2)
+        block_in = _block_in(stack, rows) if isinstance(stack.weight, Packed) else 32
+        return ExpertConfig(rows, 32, block_in, num_stages=2)
     block_out = 64 if gated or rows < MAX_BLOCK_ROWS else 128
     num_warps = 8 if rows >= 128 else 4
     config = ExpertConfig(rows, block_out, _block_in(stack, rows), num_warps)

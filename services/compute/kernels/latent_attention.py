@@ -25,7 +25,7 @@ from services.compute.kernels.decode_plan import (
     ITEM_WORDS,
     LENGTH,
     ROW,
-    SHIFT,
+    SIZE,
     SLOT,
     DecodeWork,
     padded,
@@ -224,7 +224,7 @@ def _decode_kernel(
     row = tl.load(at + ROW, volatile=True)
     slot = tl.load(at + SLOT, volatile=True)
     chunk = tl.load(at + CHUNK, volatile=True)
-    shift = tl.load(at + SHIFT, volatile=True)
+    size = tl.load(at + SIZE, volatile=True)
     length = tl.load(at + LENGTH, volatile=True)
     first = tl.load(at + FIRST, volatile=True)
     if item >= count:
@@ -237,8 +237,8 @@ def _decode_kernel(
         q_G, g_G < G, scale_log2, R, P, BLOCK_R, BLOCK_P, ENTRY, WIDEN
     )
     pages = page_table + slot.to(tl.int64) * TABLE_ROW
-    start = chunk << shift
-    end = tl.minimum((chunk + 1) << shift, length)
+    start = chunk * size
+    end = tl.minimum(start + size, length)
     top_G, sum_GN, mix_GR = attend_latents(
         q_GR, q_GP, None, latent_pages, scales, pages, start, end, scale_log2,
         q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
@@ -246,7 +246,7 @@ def _decode_kernel(
     )  # fmt: skip
     sum_G = tl.sum(sum_GN, axis=1)
     mask_GR = (g_G[:, None] < G) & (r_R[None, :] < R)
-    if length <= 1 << shift:
+    if length <= size:
         result_GR = (mix_GR / sum_G[:, None]).to(out_THR.dtype.element_ty)
         out_G = out_THR + row.to(tl.int64) * OUT_ROW + head_G[:, None] * R
         tl.store(out_G + r_R[None, :], result_GR, mask=mask_GR)

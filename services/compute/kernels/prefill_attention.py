@@ -34,6 +34,7 @@ from services.compute.kernels.prefill_plan import (
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 LOG2_E = 1.4426950408889634  # powers of two are the hardware's
+SINK_SCALE = tl.constexpr(LOG2_E)
 
 
 @triton.jit
@@ -44,6 +45,12 @@ def capped(score, cap_log2):
     copies of a loop round alike.
     """
     return tl.fma(1.0 / (1.0 + tl.exp2(score)), -2.0 * cap_log2, cap_log2)
+
+
+@triton.jit
+def sink_weight(sink, top):
+    """What a sink adds to a sum of weights that are relative to the greatest score, to base 2."""
+    return tl.exp2(tl.fma(sink, SINK_SCALE, -top))
 
 
 def score_scale(scale: float, softcap: float) -> tuple[float, float | None]:
@@ -175,6 +182,7 @@ def _prefill_attention_kernel(
     token_start_R,
     items_I2,
     num_items_ptr,
+    sinks_H,  # or None
     out_THD,
     scale_log2,
     cap_log2,
@@ -281,6 +289,9 @@ def _prefill_attention_kernel(
             BLOCK_N, True, WINDOWED, WIDEN, weight_dtype, ASM,
         )  # fmt: skip
         out_ptr = out_THD + token_M[:, None] * OUT_STRIDE + column_M[:, None] + offset_D[None, :]
+        if sinks_H is not None:
+            sink_M = tl.load(sinks_H + head * G + row_M % G)
+            sum_M += sink_weight(sink_M, max_M)
         sum_M = tl.where(query_M < num_q, sum_M, 1.0)  # a tile without queries has no sums
         out_MD = acc_MD * (1.0 / sum_M)[:, None]
         tl.store(out_ptr, out_MD.to(out_THD.dtype.element_ty), mask=valid_MD)
@@ -296,7 +307,7 @@ def prefill_attention(
     """Attention of every planned query. `num_tokens` is the bucket; `tiling` is there to measure
     others than the chosen one. Pages wholly before the window are not read, nor is where they are.
     """
-    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap, kv_scales = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap, kv_scales, sinks_H = call
     _, num_heads, width = q_THD.shape
     _, _, num_kv_heads, page_tokens, _ = kv_pages.shape
     assert num_heads == num_kv_heads * work.group
@@ -319,6 +330,7 @@ def prefill_attention(
         inputs.token_start_R,
         work.items_I2,
         work.num_items,
+        sinks_H,
         out_THD,
         scale_log2,
         cap_log2,
@@ -357,7 +369,7 @@ def attend_reference(
     call: AttentionCall, pages_L: Tensor, token: int, position: int, q_len: int
 ) -> None:
     """Attention of the queries from `token` on, which stand at `position` and after it."""
-    q_THD, kv_pages, _, out_THD, scale, window, softcap, kv_scales = call
+    q_THD, kv_pages, _, out_THD, scale, window, softcap, kv_scales, sinks_H = call
     group, page_tokens = q_THD.shape[1] // kv_pages.shape[2], kv_pages.shape[3]
     end = position + q_len
     begin = max(position - window + 1, 0) if window else 0  # what is older may be gone
@@ -375,5 +387,9 @@ def attend_reference(
     scores_HQN = q_THD[token : token + q_len].transpose(0, 1) @ keys_HND.transpose(1, 2) * scale
     if softcap:
         scores_HQN = (scores_HQN / softcap).tanh() * softcap
-    weights_HQN = scores_HQN.masked_fill(hidden_QN, -torch.inf).softmax(dim=-1)
+    scores_HQN = scores_HQN.masked_fill(hidden_QN, -torch.inf)
+    if sinks_H is not None:
+        sinks_HQ1 = sinks_H.to(scores_HQN)[:, None, None].expand(-1, q_len, 1)
+        scores_HQN = torch.cat((scores_HQN, sinks_HQ1), dim=-1)
+    weights_HQN = scores_HQN.softmax(dim=-1)[:, :, : end - begin]
     out_THD[token : token + q_len] = (weights_HQN @ values_HND).transpose(0, 1)

@@ -3,21 +3,42 @@
 A program has a row. A score and its expert's number are one integer, of which the largest is the
 choice: the highest score and, of equal ones, the lowest number.
 
-Shape legend: T rows, X experts, G groups of them, S experts of a group, K experts of a row.
+With very few rows the router's product is in the launch, too: a program makes the logits of an
+expert, and whichever ends last chooses. A launch less, where each takes longer than its work.
+
+Shape legend: T rows, E hidden width, X experts, G groups of them, S experts of a group, K experts
+of a row.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.routing import SMALLEST_SUM, Routing
+from services.compute.kernels.routing import SMALLEST_SUM as _SMALLEST_SUM
+from services.compute.kernels.routing import Routing
 
+WARP_INPUTS = 4096
+"""Of a warp, for logits."""
+
+MAX_ROWS = 4
+"""Of a launch with the router's product."""
+
+SMALLEST_SUM = tl.constexpr(_SMALLEST_SUM)
 _LOWEST = tl.constexpr(-(1 << 63))  # below all scores
 _FAR_BELOW = tl.constexpr(-3e38)  # of logits: those of no expert have no share
 _NOT_A_NUMBER = tl.constexpr(0x7FFFFFFF)  # above all, as a sort has it
+
+
+class Counting(NamedTuple):
+    """Where to add how many rows each expert gets, and how many rows are no padding."""
+
+    tokens_X: Tensor  # int64
+    num_real: Tensor  # int32, of one number
 
 
 @triton.jit
@@ -69,23 +90,25 @@ def _share(best, logit_GS, is_left_GS, TOLERANCE: tl.constexpr):
 
 
 @triton.jit
-def _route_kernel(
-    logit_ptr, bias_ptr, weight_ptr, expert_ptr,
-    X: tl.constexpr, G: tl.constexpr, K: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
-    SCORES: tl.constexpr, TOP2: tl.constexpr, RENORMALISED: tl.constexpr,
-    SMALLEST: tl.constexpr, SCALE: tl.constexpr, TOLERANCE: tl.constexpr, PDL: tl.constexpr,
+def _choose(
+    row, logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X: tl.constexpr,
+    RULE: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    """Write the choice of a row, and count it."""
+    SCORES: tl.constexpr = RULE[0]
+    K: tl.constexpr = RULE[1]
+    G: tl.constexpr = RULE[4]
+    TOP_GROUPS: tl.constexpr = RULE[5]
     S: tl.constexpr = X // G
-    row = tl.program_id(0)
-    g, s, k = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_K)
+    g, s = tl.arange(0, RULE[7]), tl.arange(0, RULE[8])
+    k = tl.arange(0, RULE[9])
     x_GS = g[:, None] * S + s[None, :]
     inside_GS = (g < G)[:, None] & (s < S)[None, :]
     OUTSIDE: tl.constexpr = _FAR_BELOW if SCORES == "softmax" else 0.0
-    logit_GS = tl.load(logit_ptr + row * X + x_GS, mask=inside_GS, other=OUTSIDE)
+    # past the first-level cache, which knows nothing of other programs' writes
+    logit_GS = tl.load(
+        logit_ptr + row * X + x_GS, mask=inside_GS, other=OUTSIDE, cache_modifier=".cg"
+    )
     if SCORES == "softmax":
         exp_GS = tl.exp(logit_GS - _float_of(tl.max(_order_of(logit_GS))))
         score_GS = exp_GS / tl.sum(exp_GS)
@@ -99,7 +122,7 @@ def _route_kernel(
         choice_GS += tl.load(bias_ptr + x_GS, mask=inside_GS, other=0.0)
     key_GS = _keys(choice_GS, x_GS, inside_GS)
     if G > 1:
-        group_G = _keys(_group_scores(key_GS, TOP2), g, g < G)
+        group_G = _keys(_group_scores(key_GS, RULE[6]), g, g < G)
         is_top_G = g < 0
         for _ in tl.static_range(TOP_GROUPS):
             is_best_G = group_G == tl.max(group_G)
@@ -107,22 +130,103 @@ def _route_kernel(
             group_G = tl.where(is_best_G, _LOWEST, group_G)
         key_GS = _keys(tl.where(is_top_G[:, None], choice_GS, float("-inf")), x_GS, inside_GS)
 
-    weight_K = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    expert_K = tl.zeros((BLOCK_K,), dtype=tl.int32)
+    weight_K = tl.zeros(k.shape, dtype=tl.float32)
+    expert_K = tl.zeros(k.shape, dtype=tl.int32)
     for rank in tl.static_range(K):
         best = tl.max(key_GS)
         is_best_GS = key_GS == best
         if SCORES == "sparsemixer":
-            weight = _share(_score(best), logit_GS, key_GS != _LOWEST, TOLERANCE)
+            weight = _share(_score(best), logit_GS, key_GS != _LOWEST, RULE[10])
         else:
             weight = tl.sum(tl.where(is_best_GS, score_GS, 0.0))
         weight_K = tl.where(k == rank, weight, weight_K)
         expert_K = tl.where(k == rank, _number(best), expert_K)
         key_GS = tl.where(is_best_GS, _LOWEST, key_GS)
-    if RENORMALISED:
-        weight_K /= tl.maximum(tl.sum(weight_K), SMALLEST)
-    tl.store(weight_ptr + row * K + k, weight_K * SCALE, mask=k < K)
+    if RULE[2]:
+        weight_K /= tl.maximum(tl.sum(weight_K), SMALLEST_SUM)
+    tl.store(weight_ptr + row * K + k, weight_K * RULE[3], mask=k < K)
     tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
+    if token_ptr is not None:
+        is_real = row < tl.load(num_real_ptr)
+        tl.atomic_add(token_ptr + expert_K, 1, mask=(k < K) & is_real, sem="relaxed")
+
+
+@triton.jit
+def _route_kernel(
+    logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X: tl.constexpr,
+    RULE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    _choose(
+        tl.program_id(0), logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X,
+        RULE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _router_kernel(
+    x_ptr, w_ptr, w_bias_ptr, logit_ptr, arrivals_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
+    num_real_ptr,
+    T: tl.constexpr, E: tl.constexpr, X: tl.constexpr, BLOCK_E: tl.constexpr, RULE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """A program for each expert's logits; the last to end chooses, for all rows."""
+    expert = tl.program_id(0)
+    e = tl.arange(0, BLOCK_E)
+    w = tl.load(w_ptr + expert * E + e, mask=e < E, other=0.0)
+    w_bias = 0.0
+    if w_bias_ptr is not None:
+        w_bias = tl.load(w_bias_ptr + expert).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    for row in tl.static_range(T):
+        x = tl.load(x_ptr + row * E + e, mask=e < E, other=0.0).to(tl.float32)
+        tl.store(logit_ptr + row * X + expert, tl.sum(w.to(tl.float32) * x) + w_bias)
+    # All threads' logits are written before the one thread that says so releases them; the program
+    # that finds itself last acquires everybody's.
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu") == X - 1:
+        tl.store(arrivals_ptr, 0)
+        for waiting in range(T):
+            _choose(
+                waiting, logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X,
+                RULE,
+            )  # fmt: skip
+
+
+class _Rule(NamedTuple):
+    """A constant of kernels."""
+
+    scores: str
+    top_k: int
+    renormalised: bool
+    scale: float
+    num_groups: int
+    top_groups: int
+    top2: bool
+    block_groups: int
+    block_group: int
+    block_top_k: int
+    tolerance: float
+
+    @staticmethod
+    def of(routing: Routing) -> _Rule:
+        return _Rule(
+            routing.scores,
+            routing.top_k,
+            routing.renormalised,
+            routing.scale,
+            routing.num_groups,
+            routing.top_groups,
+            routing.group_by == "top2",
+            triton.next_power_of_2(routing.num_groups),
+            triton.next_power_of_2(routing.num_experts // routing.num_groups),
+            triton.next_power_of_2(routing.top_k),
+            routing.tolerance,
+        )
 
 
 def route_rows(
@@ -132,6 +236,7 @@ def route_rows(
     weights_TK: Tensor,
     experts_TK: Tensor,
     *,
+    counting: Counting | None = None,
     pdl: bool = False,
 ) -> None:
     """As `route`, into `weights_TK` (float32) and `experts_TK` (int32); all are contiguous."""
@@ -144,19 +249,55 @@ def route_rows(
         bias_X,
         weights_TK,
         experts_TK,
+        *(counting or (None, None)),
         X=num_experts,
-        G=routing.num_groups,
-        K=routing.top_k,
-        TOP_GROUPS=routing.top_groups,
-        BLOCK_G=triton.next_power_of_2(routing.num_groups),
-        BLOCK_S=triton.next_power_of_2(num_experts // routing.num_groups),
-        BLOCK_K=triton.next_power_of_2(routing.top_k),
-        SCORES=routing.scores,
-        TOP2=routing.group_by == "top2",
-        RENORMALISED=routing.renormalised,
-        SMALLEST=SMALLEST_SUM,
-        SCALE=routing.scale,
-        TOLERANCE=routing.tolerance,
+        RULE=_Rule.of(routing),
         num_warps=1,  # a choice is a reduction: within a warp it needs no barrier
         **dependent_launch(pdl, logits_TX),
+    )
+
+
+class Router(NamedTuple):
+    """What makes the logits of rows, and where they meet."""
+
+    weight_XE: Tensor
+    bias_X: Tensor | None
+    logits_TX: Tensor  # float32, for as many rows as there may be
+    arrivals: Tensor  # int32, 0
+
+
+def route_few_rows(
+    x_TE: Tensor,
+    router: Router,
+    routing: Routing,
+    bias_X: Tensor | None,
+    weights_TK: Tensor,
+    experts_TK: Tensor,
+    *,
+    counting: Counting | None = None,
+    pdl: bool = False,
+) -> None:
+    """As `route_rows`, the router's product in the launch: for up to `MAX_ROWS` rows."""
+    (num_rows, width), num_experts = x_TE.shape, routing.num_experts
+    assert router.weight_XE.shape == (num_experts, width) and num_rows <= MAX_ROWS
+    assert len(router.logits_TX) >= num_rows and x_TE.is_contiguous()
+    assert weights_TK.shape == experts_TK.shape == (num_rows, routing.top_k)
+    block = triton.next_power_of_2(width)
+    _router_kernel[(num_experts,)](
+        x_TE,
+        router.weight_XE,
+        router.bias_X,
+        router.logits_TX,
+        router.arrivals,
+        bias_X,
+        weights_TK,
+        experts_TK,
+        *(counting or (None, None)),
+        T=num_rows,
+        E=width,
+        X=num_experts,
+        BLOCK_E=block,
+        RULE=_Rule.of(routing),
+        num_warps=max(1, block // WARP_INPUTS),  # few: choices are reductions
+        **dependent_launch(pdl, x_TE),
     )

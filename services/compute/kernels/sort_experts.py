@@ -26,6 +26,9 @@ MAX_CHUNK = 4096
 
 NO_EXPERT = -1
 
+MIN_BLOCK_ROWS = 16
+"""Columns of the smallest product of tensor cores that Triton makes."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertOrder:
@@ -33,7 +36,8 @@ class ExpertOrder:
 
     num_experts: int
     block_rows: int  # of a tile
-    order_R: Tensor  # int32: the pairs
+    num_pairs: int
+    order_R: Tensor | None  # int32: the pairs; None: as they come, a tile each
     tiles_3N: Tensor  # int32: a tile's expert, first place in the order, and end; `NO_EXPERT`: none
 
     @staticmethod
@@ -50,9 +54,15 @@ class ExpertOrder:
         """In the first bytes of `memory`, which is uint8 and begins at a multiple of 16."""
         size = ExpertOrder.num_bytes(num_pairs, num_experts, block_rows)
         numbers = memory[:size].view(torch.int32)
-        return ExpertOrder(
-            num_experts, block_rows, numbers[:num_pairs], numbers[num_pairs:].view(3, -1)
-        )
+        order_R, tiles_3N = numbers[:num_pairs], numbers[num_pairs:].view(3, -1)
+        return ExpertOrder(num_experts, block_rows, num_pairs, order_R, tiles_3N)
+
+    @staticmethod
+    def of_pairs(experts_TK: Tensor, num_experts: int) -> ExpertOrder:
+        """Of so few that hardly two have an expert in common: nothing is sorted."""
+        assert experts_TK.is_contiguous()
+        num_pairs = experts_TK.numel()
+        return ExpertOrder(num_experts, MIN_BLOCK_ROWS, num_pairs, None, experts_TK.view(1, -1))
 
     @staticmethod
     def empty(
@@ -106,8 +116,8 @@ def _sort_kernel(
 
 def sort_experts(experts_TK: Tensor, order: ExpertOrder, *, pdl: bool = False) -> None:
     """Write the order of these experts' pairs, and its tiles."""
-    num_pairs = experts_TK.numel()
-    assert experts_TK.is_contiguous() and order.order_R.numel() == num_pairs
+    num_pairs = order.num_pairs
+    assert experts_TK.is_contiguous() and experts_TK.numel() == num_pairs
     chunk = min(MAX_CHUNK, max(32, triton.next_power_of_2(num_pairs)))
     _sort_kernel[(order.num_experts,)](
         experts_TK,
@@ -126,6 +136,7 @@ def sort_experts(experts_TK: Tensor, order: ExpertOrder, *, pdl: bool = False) -
 def sort_experts_reference(experts_TK: Tensor, order: ExpertOrder) -> None:
     """By a stable sort."""
     expert_R, block = experts_TK.flatten().long(), order.block_rows
+    assert order.order_R is not None
     order.order_R.copy_(expert_R.argsort(stable=True))
     order.tiles_3N[0].fill_(NO_EXPERT)
     begin = 0

@@ -169,3 +169,4 @@ class AttentionCall(NamedTuple):
     window: int = 0  # positions that a query sees, its own included; 0: all up to its own
     softcap: float = 0.0  # a score s becomes softcap * tanh(s / softcap) (Gemma 2); 0: it stays
     kv_scales: Tensor | None = None  # bfloat16 [Y, 2, K, P], of quantized pages
+    sinks_H: Tensor | None = None  # float32, a logit in every softmax that has no value (gpt-oss)

@@ -178,6 +178,31 @@ class _Work:
     prefill: tuple[_Prefill, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """How a layer's scores become weights: most have neither."""
+
+    softcap: float
+    sinks_H: Tensor | None
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.softcap and self.sinks_H is None
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scores between -softcap and softcap (Gemma 2); without one, as they are."""
+        softcap = self.softcap
+        return torch.tanh(scores.div_(softcap)).mul_(softcap) if softcap else scores
+
+    def weights(self, scores_HQL: Tensor) -> Tensor:
+        """Of the scores, which may be of several rows; a sink takes its share and is left out."""
+        if self.sinks_H is None:
+            return torch.softmax(scores_HQL, dim=-1)
+        sinks = self.sinks_H.to(scores_HQL.dtype)[:, None, None]
+        sinks = sinks.expand(*scores_HQL.shape[:-1], 1)
+        return torch.softmax(torch.cat((scores_HQL, sinks), dim=-1), dim=-1)[..., :-1]
+
+
 class EagerAttention:
     """Attention of one step, called once a layer."""
 
@@ -209,46 +234,56 @@ class EagerAttention:
         for work in works:
             cache.clear(work.clear_pages.tolist())
 
-    def attend(self, layer: int, q_THD: Tensor, kv_T2KD: Tensor, softcap: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        kv_T2KD: Tensor,
+        softcap: float,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         """Store the step's keys and values, and return [T, H * D]; q comes already scaled.
 
         Latents [T, 1, 1, D] are multiplied as they are, by queries that have been absorbed; what is
         returned of each head is as wide as they are without their rotated part.
         """
+        softmax = _Softmax(softcap, sinks_H)
         group, number = self._places[layer]
         work = self._works[group]
         work.layers.write(number, work.slots, kv_T2KD)
         if len(work.decode) == 1 and not work.prefill:  # so that a single token is copied no more
             rows = work.decode[0]
             gathered = work.layers.gather(number, rows.index, len(q_THD))
-            return self._attend_decode(gathered, rows, softcap, q_THD)
+            return self._attend_decode(gathered, rows, softmax, q_THD)
         out_THD = q_THD.new_empty(*q_THD.shape[:2], self._form.value_dim)
         out_TC = out_THD.flatten(1)
         for rows in work.decode:
             gathered = work.layers.gather(number, rows.index, len(rows.mask_B11L))
-            out_TC[rows.rows] = self._attend_decode(gathered, rows, softcap, q_THD[rows.rows])
+            out_TC[rows.rows] = self._attend_decode(gathered, rows, softmax, q_THD[rows.rows])
         for row in work.prefill:
             gathered = work.layers.gather(number, row.index, 1)
-            self._attend_prefill(gathered, row.blocks, softcap, q_THD, out_THD)
+            self._attend_prefill(gathered, row.blocks, softmax, q_THD, out_THD)
         return out_TC
 
     def _attend_decode(
-        self, gathered: Gathered, group: _Decode, softcap: float, q_BHD: Tensor
+        self, gathered: Gathered, group: _Decode, softmax: _Softmax, q_BHD: Tensor
     ) -> Tensor:
         """[B, H * D]"""
         keys_BKLD, values_BKLD, key_scales, _ = gathered
         rows, heads, length, width = keys_BKLD.shape
         q_BKGD = q_BHD.view(rows, heads, -1, width)
-        if rows * heads * length <= FUSED_POSITIONS and key_scales is None and not softcap:
+        is_small = rows * heads * length <= FUSED_POSITIONS
+        if is_small and key_scales is None and softmax.is_plain:
             mixed = F.scaled_dot_product_attention(
                 q_BKGD, keys_BKLD, values_BKLD, group.mask_B11L, scale=1.0
             )
             return mixed.reshape(rows, -1)
         q, keys = q_BKGD.flatten(0, 1), keys_BKLD.flatten(0, 1)
         scores = torch.bmm(q, keys.transpose(1, 2)).view(rows, heads, -1, length)
-        scores = _capped(_times(scores, key_scales), softcap)
+        scores = softmax.capped(_times(scores, key_scales))
         scores += group.mask_B11L
-        weights = _times(torch.softmax(scores, dim=-1), gathered.value_scales).to(q.dtype)
+        weights = softmax.weights(scores.view(rows, -1, 1, length)).view(scores.shape)
+        weights = _times(weights, gathered.value_scales).to(q.dtype)
         mixed = torch.bmm(weights.view(rows * heads, -1, length), values_BKLD.flatten(0, 1))
         return mixed.view(rows, -1)
 
@@ -256,7 +291,7 @@ class EagerAttention:
         self,
         gathered: Gathered,
         blocks: tuple[_Block, ...],
-        softcap: float,
+        softmax: _Softmax,
         q_THD: Tensor,
         out_THD: Tensor,
     ) -> None:
@@ -267,10 +302,11 @@ class EagerAttention:
             q = q_THD_block.transpose(0, 1).reshape(heads, -1, width)  # [K, G * Q, D]
             keys, values, key_scales, value_scales = gathered.up_to(seen)
             scores = torch.bmm(q, keys[0].transpose(1, 2)).view(1, heads, -1, seen)
-            scores = _capped(_times(scores, key_scales), softcap)
+            scores = softmax.capped(_times(scores, key_scales))
             by_query = scores.view(-1, queries, seen)
             by_query[:, :, block.first_masked :] += block.mask_QL
-            weights = _times(torch.softmax(scores, dim=-1), value_scales).to(q.dtype)
+            weights = softmax.weights(by_query).view(scores.shape)
+            weights = _times(weights, value_scales).to(q.dtype)
             mixed = torch.bmm(weights.view(heads, -1, seen), values[0])
             mixed = mixed.view(-1, queries, self._form.value_dim)
             out_THD[block.start : block.end] = mixed.transpose(0, 1)
@@ -309,11 +345,6 @@ class EagerAttention:
         """To add to scores: minus infinity where they are hidden."""
         mask = torch.zeros(hidden.shape, dtype=self._form.dtype)
         return mask.masked_fill_(hidden, -torch.inf)
-
-
-def _capped(scores: Tensor, softcap: float) -> Tensor:
-    """Scores between -softcap and softcap (Gemma 2); without one, as they are."""
-    return torch.tanh(scores.div_(softcap)).mul_(softcap) if softcap else scores
 
 
 def _times(scores: Tensor, scales: Tensor | None) -> Tensor:

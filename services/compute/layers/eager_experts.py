@@ -1,6 +1,7 @@
 """A mixture of experts on the CPU: the rows of each expert together, one expert after the other.
 
-Shape legend: T tokens, E hidden width, K experts of a token, R = T * K rows that experts see.
+Shape legend: T tokens, E hidden width, K experts of a token, R = T * K rows that experts see,
+X experts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from services.compute.layers.weighted_layers import LinearMap
 def run_experts(x_TE: Tensor, experts: Experts[LinearMap], shared_TE: Tensor | None) -> Tensor:
     """As `StepContext.experts` says."""
     weights_TK, experts_TK = route(experts.router(x_TE), experts.routing, experts.choice_bias_X)
-    rows_RE = _by_expert(x_TE, experts_TK, experts)
+    input_TE = x_TE
+    if experts.scales_input:
+        input_TE = (x_TE * weights_TK).to(x_TE.dtype)
+        weights_TK = torch.ones_like(weights_TK)
+    rows_RE = _by_expert(input_TE, experts_TK, experts)
     rows_TKE = rows_RE.view(*experts_TK.shape, -1)
     sum_TE = torch.zeros_like(x_TE, dtype=torch.float32)
     for rank in range(experts.routing.top_k):
@@ -33,10 +38,12 @@ def _by_expert(x_TE: Tensor, experts_TK: Tensor, experts: Experts[LinearMap]) ->
     expert_R = experts_TK.flatten()
     order_R = expert_R.argsort(stable=True)
     token_R = order_R // experts_TK.shape[1]
-    counts = expert_R.bincount(minlength=experts.routing.num_experts).tolist()
+    count_X = expert_R.bincount(minlength=experts.routing.num_experts)
+    if experts.tokens_X is not None:
+        experts.tokens_X.add_(count_X)
     out_RE = x_TE.new_empty(len(expert_R), x_TE.shape[1])
     first = 0
-    for expert, count in enumerate(counts):
+    for expert, count in enumerate(count_X.tolist()):
         if count:
             rows = slice(first, first + count)
             gate_up = experts.gate_up[expert](x_TE[token_R[rows]])

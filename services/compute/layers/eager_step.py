@@ -143,7 +143,9 @@ class EagerStep:
         if attention.norms_rotated or ropes is None:
             q_THD.mul_(attention.scale)
         kv_T2KD = kv.view(-1, 2, kv_heads, attention.head_dim)
-        return self._attention.attend(attention.layer, q_THD, kv_T2KD, attention.softcap)
+        return self._attention.attend(
+            attention.layer, q_THD, kv_T2KD, attention.softcap, attention.sinks_H
+        )
 
     def attend_latent(self, down_TC: Tensor, attention: LatentAttention[LinearMap]) -> Tensor:
         ropes = self._ropes_of_layer[attention.layer]

@@ -1,6 +1,6 @@
 """A mixture of experts on a GPU: launches that depend on shapes alone, whatever rows choose.
 
-Few rows take four: the router's product, the choice, and two products that read the maps of each
+One row takes three: the router's product and the choice, and two products that read the maps of the
 row's experts. Many take six: rows are put in the order of experts, so that a tile of a product has
 one expert's, and what becomes of them is added up at the end.
 
@@ -20,22 +20,26 @@ from torch import Tensor
 from common.errors import ModelError
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.combine_experts import SharedRows, combine_experts
-from services.compute.kernels.expert_matmul import can_multiply, expert_down, expert_gate_up
+from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
 from services.compute.kernels.expert_matmul_config import (
-    MIN_BLOCK_ROWS,
     ExpertConfig,
     ExpertStack,
     block_rows,
     expert_config,
     expert_options,
+    way,
 )
-from services.compute.kernels.expert_matvec import (
-    MAX_TOKENS,
-    expert_down_rows,
-    expert_gate_up_rows,
+from services.compute.kernels.expert_matvec import expert_down_rows, expert_gate_up_rows
+from services.compute.kernels.route import (
+    MAX_ROWS,
+    Counting,
+    Router,
+    route_few_rows,
+    route_rows,
 )
-from services.compute.kernels.route import route_rows
-from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
+from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
+from services.compute.kernels.step_buffers import NUM_TOKENS
+from services.compute.kernels.weight_tiles import can_multiply
 from services.compute.layers.parts import Experts
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch
@@ -54,12 +58,20 @@ class ExpertProduct:
     """How a device runs mixtures; one object for all layers."""
 
     def __init__(
-        self, plain: Product[Linear], choices: Choices, *, invariant: bool, pdl: bool
+        self,
+        plain: Product[Linear],
+        choices: Choices,
+        step_counts: Tensor,
+        *,
+        invariant: bool,
+        pdl: bool,
     ) -> None:
-        """`plain` makes the logits of routers; `invariant`: a row's result does not depend on the
-        number of rows."""
+        """`plain` makes the logits of routers; `step_counts` are `StepInputs`'; `invariant`: a
+        row's result does not depend on the number of rows."""
         self._plain = plain
         self._choices = choices
+        self._num_real = step_counts[NUM_TOKENS : NUM_TOKENS + 1]
+        self._arrivals = torch.zeros(1, dtype=torch.int32, device=step_counts.device)
         self._invariant = invariant
         self._pdl = pdl
 
@@ -74,18 +86,31 @@ class ExpertProduct:
         """As `StepContext.experts` says; `out_TE` may be the memory of `shared_TE`."""
         routes = self._routes(x_TE, experts, scratch)
         shared = self._shared(x_TE, experts, shared_TE, scratch)
-        run = self._by_row
-        if self._invariant or len(x_TE) > MAX_TOKENS:
-            run = self._by_expert
-        run(x_TE, experts, routes, shared, out_TE, scratch)
+        if experts.scales_input:
+            scaled_TE = scratch.take(*x_TE.shape)
+            torch.mul(x_TE, routes.weights_TK, out=scaled_TE)
+            routes.weights_TK.fill_(1.0)
+            x_TE = scaled_TE
+        if way(len(x_TE), _stacks(experts)[0], invariant=self._invariant) == "row":
+            self._by_row(x_TE, experts, routes, shared, out_TE, scratch)
+        else:
+            self._by_tile(x_TE, experts, routes, shared, out_TE, scratch)
 
     def _routes(self, x_TE: Tensor, experts: Experts[AnyLinear], scratch: Scratch) -> Routes:
-        num_tokens, routing = len(x_TE), experts.routing
-        logits_TX = self._logits(x_TE, experts.router, scratch)
+        num_tokens, routing, bias_X = len(x_TE), experts.routing, experts.choice_bias_X
         weights_TK = scratch.take_as(torch.float32, num_tokens, routing.top_k)
         experts_TK = scratch.take_as(torch.int32, num_tokens, routing.top_k)
-        bias_X = experts.choice_bias_X
-        route_rows(logits_TX, routing, bias_X, weights_TK, experts_TK, pdl=self._pdl)
+        routes = routing, bias_X, weights_TK, experts_TK
+        tokens_X = experts.tokens_X
+        counting = None if tokens_X is None else Counting(tokens_X, self._num_real)
+        if self._invariant or num_tokens > MAX_ROWS:
+            logits_TX = self._logits(x_TE, experts.router, scratch)
+            route_rows(logits_TX, *routes, counting=counting, pdl=self._pdl)
+        else:
+            linear = _plain(experts.router)
+            logits_TX = scratch.take_as(torch.float32, num_tokens, routing.num_experts)
+            router = Router(linear.weight_OI, linear.bias_O, logits_TX, self._arrivals)
+            route_few_rows(x_TE, router, *routes, counting=counting, pdl=self._pdl)
         return Routes(experts_TK, weights_TK)
 
     def _shared(
@@ -102,10 +127,8 @@ class ExpertProduct:
         return SharedRows(shared_TE, self._logits(x_TE, experts.shared_gate, scratch)[:, 0])
 
     def _logits(self, x_TE: Tensor, router: AnyLinear, scratch: Scratch) -> Tensor:
-        if not isinstance(router, Linear):
-            raise TypeError("routers are never quantized")
         logits_TX = scratch.take_as(torch.float32, len(x_TE), router.num_out)
-        self._plain(x_TE, router, logits_TX)
+        self._plain(x_TE, _plain(router), logits_TX)
         return logits_TX
 
     def _by_row(
@@ -123,7 +146,7 @@ class ExpertProduct:
         expert_gate_up_rows(x_TE, gate_up, experts_TK, inner_RF, experts.gating, pdl=self._pdl)
         expert_down_rows(inner_RF, down, experts_TK, weights_TK, shared, out_TE, pdl=self._pdl)
 
-    def _by_expert(
+    def _by_tile(
         self,
         x_TE: Tensor,
         experts: Experts[AnyLinear],
@@ -133,7 +156,11 @@ class ExpertProduct:
         scratch: Scratch,
     ) -> None:
         gate_up, down = _stacks(experts)
-        order = self._ordered(routes, experts.routing.num_experts, scratch)
+        num_experts = experts.routing.num_experts
+        if way(len(x_TE), gate_up, invariant=self._invariant) == "pair":
+            order = ExpertOrder.of_pairs(routes.experts_TK, num_experts)
+        else:
+            order = self._ordered(routes, num_experts, x_TE.dtype, scratch)
         num_pairs = routes.experts_TK.numel()
         inner_RF = scratch.take(num_pairs, down.num_in)
         rows_RE = scratch.take(num_pairs, down.num_out)
@@ -153,9 +180,11 @@ class ExpertProduct:
         )
         combine_experts(rows_RE, routes.weights_TK, shared, out_TE, pdl=self._pdl)
 
-    def _ordered(self, routes: Routes, num_experts: int, scratch: Scratch) -> ExpertOrder:
+    def _ordered(
+        self, routes: Routes, num_experts: int, dtype: torch.dtype, scratch: Scratch
+    ) -> ExpertOrder:
         num_pairs = routes.experts_TK.numel()
-        rows = block_rows(num_pairs, num_experts, invariant=self._invariant)
+        rows = block_rows(num_pairs, num_experts, dtype, invariant=self._invariant)
         if self._choices.is_asking:
             # launches that are noted run when memory holds something else, on random rows at best
             expert_R = torch.arange(num_pairs, dtype=torch.int32, device=routes.experts_TK.device)
@@ -183,6 +212,12 @@ class ExpertProduct:
         else:
             options = expert_options(order.block_rows, stack, dtype, gated=gated)
             self._choices.launch(options, run)
+
+
+def _plain(router: AnyLinear) -> Linear:
+    if not isinstance(router, Linear):
+        raise TypeError("routers are never quantized")
+    return router
 
 
 def _stacks(experts: Experts[AnyLinear]) -> tuple[ExpertStack, ExpertStack]:

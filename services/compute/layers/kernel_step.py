@@ -186,6 +186,7 @@ class KernelStep:
             attention.window,
             attention.softcap,
             cache.pages.scales,
+            attention.sinks_H,
         )
         self._attention.attend(call)
         return mixed_TC

@@ -146,6 +146,7 @@ class Attention(Generic[L]):
     norms_all_heads: bool = False  # one norm of all heads together
     window: int = 0  # positions that a query sees, its own included; 0: all before it
     softcap: float = 0.0  # softcap * tanh(score / softcap); 0: as they are
+    sinks_H: Tensor | None = None  # float32, a logit in every softmax that has no value
 
     @property
     def rotation_scale(self) -> float:
@@ -235,7 +236,9 @@ class Experts(Generic[L]):
     down: tuple[L, ...]
     gating: Gating = "silu"
     choice_bias_X: Tensor | None = None  # float32: of the choice alone
+    tokens_X: Tensor | None = None  # int64: how many each was given, if they are counted
     shared: GatedMLP[L] | None = None  # sees all rows
+    scales_input: bool = False  # by the weight of the one expert, in place of its output
     shared_gate: L | None = None  # makes the logit of the shared one's share, in float32
 
     def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
@@ -264,6 +267,11 @@ class Layer(Protocol[L]):
         """The norm behind what the layer adds last, and its scale."""
         ...
 
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        """The mixer and the feed-forward."""
+        ...
+
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None: ...
 
 
@@ -277,6 +285,10 @@ class SerialLayer(Generic[L]):
     @property
     def last(self) -> tuple[Norm | None, float]:
         return self.feed_forward.behind, self.feed_forward.scale
+
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        return self.mixer.part, self.feed_forward.part
 
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
         self.mixer(hidden, step)
@@ -294,6 +306,10 @@ class ParallelLayer(Generic[L]):
     @property
     def last(self) -> tuple[Norm | None, float]:
         return None, 1.0
+
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        return self.mixer, self.feed_forward
 
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
         x_TE = step.computed(step.normed(hidden, self.norm))

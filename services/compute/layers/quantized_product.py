@@ -93,31 +93,29 @@ class RowOfNumbers:
 
 
 class QuantizedProduct:
-    """A `Product` of packed weights.
-
-    `invariant`: a row's result does not depend on the number of rows.
-    """
+    """A `Product` of packed weights."""
 
     def __init__(
         self,
         plain: Product[Linear],
         work: SkinnyWork,
         scratch: Tensor,
+        row: RowOfNumbers | None,
         *,
-        invariant: bool,
         pdl: bool,
         choices: Choices | None = None,
     ) -> None:
         """With many rows weights are unpacked into `scratch`, which has room for the largest, for
-        the `plain` product."""
+        the `plain` product. Without `row`, which is for one row, a row's result does not depend on
+        the number of rows."""
         self._plain = plain
         self._work = work
         self._scratch = scratch
-        self._invariant = invariant
+        self._invariant = row is None
         self._pdl = pdl
         self._choices = choices or Choices()
-        self._row = None if invariant else RowOfNumbers(pdl)
-        self._takes_quantized = not invariant and fits_device(scratch.device)
+        self._row = row
+        self._takes_quantized = not self._invariant and fits_device(scratch.device)
 
     @property
     def fused(self) -> FusedProduct[QuantizedLinear] | None:

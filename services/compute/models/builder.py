@@ -140,8 +140,7 @@ class Builder(Generic[L]):
 
     def plain(self, name: str, rows: int, columns: int) -> Tensor:
         """The numbers [rows, columns] of a map that is not multiplied by as it stands."""
-        weight = self._weights.head(name, (rows, columns))
-        return weight.dense(self._weights.dtype) if isinstance(weight, Packed) else weight
+        return self._weights.numbers(name, (rows, columns))
 
     def _add(self, weight: Weight, bias: Tensor | None) -> L:
         linear = self._make_linear(weight, bias)
@@ -209,6 +208,10 @@ class Builder(Generic[L]):
             more["k_norm"] = self.head_norm(f"{at}.k_norm", head_norm, rope)
         return self.mixer(qkv, self.out(f"{at}.o_proj", out_bias), rope, **more)
 
+    def sinks(self, name: str) -> Tensor:
+        """Logits of each head [H] that take part in every softmax."""
+        return self._weights.take(name, (self.shape.num_heads,), torch.float32)
+
     def out(self, name: str, bias: bool = False) -> L:
         q_width = self.shape.num_heads * self.shape.head_dim
         return self.linear([name], (self.shape.hidden_size,), q_width, bias)
@@ -274,6 +277,7 @@ class Builder(Generic[L]):
             routing=routing,
             gate_up=make.experts(gate_up, count, tensors.gate_up_biases(count)),
             down=make.experts(down, count, tensors.down_biases(count)),
+            tokens_X=torch.zeros(count, dtype=torch.int64, device=self._weights.device),
             **more,
         )
 
@@ -324,9 +328,11 @@ class Builder(Generic[L]):
         bias_V = None
         if head_bias and has_head:
             bias_V = weights.stack([f"{names.head}.bias"], size[:1])
-        if tied or not has_head:
+        if not has_head:
+            head = self._add(embedding.weight_VE, None)
+        elif tied:
             weights.skip(f"{names.head}.")
-            head = self._add(embedding.weight_VE, bias_V)
+            head = self._add(weights.tied_head(embedding.weight_VE), bias_V)
         else:
             head = self._add(weights.head(names.head, size), bias_V)
         weights.finish()

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from common.decoder_shape import DecoderShape
-from services.compute.layers.parts import Hidden, Layer, Mixer, StepContext
+from services.compute.layers.parts import Experts, Hidden, Layer, Mixer, StepContext
 from services.compute.layers.weighted_layers import Embedding, Norm
 
 L = TypeVar("L")
@@ -36,6 +37,16 @@ class Decoder(Generic[L]):
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.weight_VE.dtype
+
+    @property
+    def expert_tokens(self) -> dict[int, Tensor]:
+        """How many tokens each expert was given (int64 [X]), by the layers that count them."""
+        mixtures = [(number, layer.parts[1]) for number, layer in enumerate(self.layers)]
+        return {
+            number: part.tokens_X
+            for number, part in mixtures
+            if isinstance(part, Experts) and part.tokens_X is not None
+        }
 
     def forward(self, step: StepContext[L]) -> Hidden:
         """The residual stream after the last layer, not yet normalised."""

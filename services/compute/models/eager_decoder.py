@@ -32,6 +32,10 @@ class EagerDecoder:
         return hidden.x_TE
 
     @property
+    def expert_tokens(self) -> dict[int, Tensor]:
+        return self._decoder.expert_tokens
+
+    @property
     def has_head(self) -> bool:
         return self._decoder.has_head
 

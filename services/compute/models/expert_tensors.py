@@ -28,7 +28,7 @@ class ExpertModules:
     gate_up: str = "mlp.experts.{}.gate_up_proj"
     down: str = "mlp.experts.{}.down_proj"
     have_bias: bool = False  # the router, too
-    interleaved: bool = False  # gate and up are one module, whose rows they take in turns
+    interleaved: bool = False  # where gate and up are one module, they take its rows in turns
 
 
 QWEN_EXPERTS = ExpertModules()
@@ -59,11 +59,10 @@ class ExpertTensors:
 
     def gate_up(self, expert: int) -> Weight:
         """The weight [2 * F, E], the gates first."""
-        weight = self.weights.linear(*self._gate_up(expert), self.hidden)
-        if not self.modules.interleaved:
-            return weight
-        order = self._gates_first()
-        return weight.rows(order) if isinstance(weight, Packed) else weight[order.to(weight.device)]
+        modules, rows = self._gate_up(expert)
+        weight = self.weights.linear(modules, rows, self.hidden)
+        order = self._gates_first(modules)
+        return weight.rows(order) if isinstance(weight, Packed) else weight[order]
 
     def down(self, expert: int) -> Weight:
         """The weight [E, F]."""
@@ -75,13 +74,9 @@ class ExpertTensors:
         """[X, 2 * F], the gates first."""
         if not self.modules.have_bias:
             return None
-        biases = [self._bias(*self._gate_up(expert)) for expert in range(num_experts)]
-        bias_XO = torch.stack(biases)
-        return (
-            bias_XO[:, self._gates_first().to(bias_XO.device)]
-            if self.modules.interleaved
-            else bias_XO
-        )
+        modules = [self._gate_up(expert) for expert in range(num_experts)]
+        bias_XO = torch.stack([self._bias(*each) for each in modules])
+        return bias_XO[:, self._gates_first(modules[0][0])]
 
     def down_biases(self, num_experts: int) -> Tensor | None:
         """[X, E]."""
@@ -104,5 +99,8 @@ class ExpertTensors:
     def _module(self, name: str, expert: int) -> str:
         return f"{self.at}.{name.format(expert)}"
 
-    def _gates_first(self) -> Tensor:
+    def _gates_first(self, modules: list[str]) -> Tensor | slice:
+        """The order of the rows of these modules."""
+        if not self.modules.interleaved or len(modules) > 1:
+            return slice(None)
         return torch.arange(2 * self.inner).view(-1, 2).t().flatten()

@@ -22,10 +22,12 @@ from services.compute.models.gemma2 import GEMMA2
 from services.compute.models.gemma3 import GEMMA3, GEMMA3_IMAGES
 from services.compute.models.glm import GLM, GLM4
 from services.compute.models.glm_moe import GLM_MOE
+from services.compute.models.gpt_oss import GPT_OSS
 from services.compute.models.granite import GRANITE, GRANITE_MOE
 from services.compute.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
 from services.compute.models.llama import ERNIE, LLAMA, MISTRAL, SEED_OSS
+from services.compute.models.llama4 import LLAMA4, LLAMA4_IMAGES
 from services.compute.models.minimax import MINIMAX
 from services.compute.models.mixtral import MIXTRAL
 from services.compute.models.nemotron import ARCEE, NEMOTRON
@@ -57,6 +59,7 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM_MOE,
     "GlmForCausalLM": GLM,
+    "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,
@@ -64,6 +67,8 @@ FAMILIES: Mapping[str, Family] = {
     "HunYuanMoEV1ForCausalLM": HUNYUAN_MOE,
     "InternLM2ForCausalLM": INTERNLM2,
     "InternLM3ForCausalLM": INTERNLM3,
+    "Llama4ForCausalLM": LLAMA4,
+    "Llama4ForConditionalGeneration": LLAMA4_IMAGES,
     "LlamaForCausalLM": LLAMA,
     "MiniMaxM2ForCausalLM": MINIMAX,
     "MinistralForCausalLM": MISTRAL,

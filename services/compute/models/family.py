@@ -79,6 +79,11 @@ class WindowedConfig(FamilyConfig):
         return True
 
 
+def rotates(layer: int, no_rope_layers: list[int] | None, interval: int) -> bool:
+    """Whether a layer sees positions: as the list says with a 1, or all but each so many-th."""
+    return bool(no_rope_layers[layer]) if no_rope_layers else (layer + 1) % interval != 0
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     config: type[FamilyConfig]

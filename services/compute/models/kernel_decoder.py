@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.add_norm import add_norm
+from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.rotate_and_store import RotaryTables
 from services.compute.kernels.scale_logits import scale_logits
 from services.compute.kernels.step_buffers import StepInputs
@@ -92,10 +93,22 @@ class KernelDecoder:
         sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
         self.normed_at(index_S, sampled_SE)
         decoder = self._decoder
-        self._device.products[type(decoder.head)](sampled_SE, decoder.head, logits_SV)
+        product = self._device.products[type(decoder.head)]
+        form = product.row_form(num_samples, decoder.head)
+        product(self._as(form, sampled_SE), decoder.head, logits_SV)
         if decoder.logit_scale != 1.0 or decoder.logit_softcap:
             scale_logits(logits_SV, decoder.logit_scale, decoder.logit_softcap)
         return logits_SV
+
+    def _as(self, form: RowForm | None, x_SE: Tensor) -> Tensor | QuantizedRows:
+        """Rows in the form that the head's product wants, in memory of the pass before."""
+        if form is None:
+            return x_SE
+        self._device.scratch.rewind()
+        memory = self._device.scratch.take_bytes(QuantizedRows.num_bytes(form, *x_SE.shape))
+        rows = QuantizedRows.within(memory, form, *x_SE.shape)
+        quantize_rows(x_SE, rows, pdl=self._device.pdl)
+        return rows
 
     def normed_at(self, index_S: Tensor, out_SE: Tensor) -> None:
         """Hidden states [S, E] of these tokens (int32) after the final norm."""

@@ -8,7 +8,7 @@ from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
-from services.compute.models.family import Family, WindowedConfig
+from services.compute.models.family import Family, WindowedConfig, rotates
 
 
 class SmolLM3Config(WindowedConfig):
@@ -27,9 +27,7 @@ class SmolLM3Config(WindowedConfig):
         return not self.rotates(layer)
 
     def rotates(self, layer: int) -> bool:
-        if self.no_rope_layers is not None:
-            return bool(self.no_rope_layers[layer])
-        return (layer + 1) % self.no_rope_layer_interval != 0
+        return rotates(layer, self.no_rope_layers, self.no_rope_layer_interval)
 
 
 def build(config: SmolLM3Config, make: Builder[Any]) -> Decoder[Any]:

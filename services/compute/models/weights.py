@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.quantization import QuantizationConfig
 from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Packed, Weight, stacked
 
@@ -20,6 +21,9 @@ class WeightSource(Protocol):
     def dtype(self) -> torch.dtype:
         """Of what is not quantized."""
         ...
+
+    @property
+    def device(self) -> torch.device: ...
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor of this name, in another dtype if one is given; raises ModelError if it is
@@ -34,9 +38,16 @@ class WeightSource(Protocol):
         """The weights [rows, columns] of several modules on top of one another."""
         ...
 
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """The weight of a module that is not multiplied by as it stands, quantized or not."""
+        ...
+
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight of a module that makes logits, or that is not multiplied by as it stands:
-        quantized only as the checkpoint has it."""
+        """The weight of the module that makes logits."""
+        ...
+
+    def tied_head(self, embedding_VE: Tensor) -> Weight:
+        """The same where it is the embedding's table."""
         ...
 
     def has(self, name: str) -> bool:
@@ -64,13 +75,13 @@ class DummyWeights:
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of this shape; the order of calls decides its values."""
         # drawn where they are used: 8 billion of them take a minute on a CPU
-        values = torch.randn(shape, generator=self._generator, device=self._device).mul_(SCALE)
+        values = torch.randn(shape, generator=self._generator, device=self.device).mul_(SCALE)
         if name.endswith("norm.weight"):
             values.add_(1.0)
         return values.to(dtype or self.dtype)
@@ -81,8 +92,14 @@ class DummyWeights:
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
         return self.take(names[0], (sum(rows), columns))
 
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        return self.take(name, shape)
+
     def head(self, name: str, shape: tuple[int, int]) -> Tensor:
         return self.take(name, shape)
+
+    def tied_head(self, embedding_VE: Tensor) -> Tensor:
+        return embedding_VE
 
     def has(self, name: str) -> bool:
         return True
@@ -95,19 +112,30 @@ class DummyWeights:
 
 
 class QuantizedAtLoad:
-    """A source whose linear maps are quantized, one after the other, but for the head."""
+    """A source whose linear maps are quantized, one after the other.
+
+    The head gets 8 bits, whatever the others get, and none where the weights stand for those of a
+    checkpoint: it takes as much of a step as two layers, and its error goes into every logit.
+    """
 
     def __init__(
-        self, source: WeightSource, quantization: Quantization, inputs_8bit: bool | None = None
+        self,
+        source: WeightSource,
+        quantization: Quantization,
+        stands_for: QuantizationConfig | None = None,
     ) -> None:
-        """`inputs_8bit`, as `Packed` has it, is of a checkpoint that the weights stand for."""
+        """`stands_for`: what a checkpoint says in whose place random weights are."""
         self._source = source
         self._quantization = quantization
-        self._inputs_8bit = inputs_8bit
+        self._stands_for = stands_for
 
     @property
     def dtype(self) -> torch.dtype:
         return self._source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._source.device
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self._source.take(name, shape, dtype)
@@ -117,15 +145,23 @@ class QuantizedAtLoad:
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
         weight = self._source.linear(names, rows, columns)
-        if isinstance(weight, Packed):
+        said = self._stands_for
+        stays = said is not None and said.of_experts and ".experts." not in names[0]
+        if isinstance(weight, Packed) or stays:
             return weight
         made = quantized(weight, self._quantization)
-        if self._inputs_8bit is None or not isinstance(made, Packed):
+        if said is None or not isinstance(made, Packed):
             return made
-        return replace(made, inputs_8bit=self._inputs_8bit)
+        return replace(made, inputs_8bit=said.kind in said.inputs_8bit)
+
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        return self._source.numbers(name, shape)
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
-        return self._source.head(name, shape)
+        return self._in_8_bits(self._source.head(name, shape))
+
+    def tied_head(self, embedding_VE: Tensor) -> Weight:
+        return self._in_8_bits(self._source.tied_head(embedding_VE))
 
     def has(self, name: str) -> bool:
         return self._source.has(name)
@@ -135,6 +171,11 @@ class QuantizedAtLoad:
 
     def finish(self) -> None:
         self._source.finish()
+
+    def _in_8_bits(self, weight: Weight) -> Weight:
+        if self._stands_for is not None or isinstance(weight, Packed):
+            return weight
+        return quantized(weight, "int8")
 
 
 class Checkpoint(Protocol):
@@ -168,7 +209,7 @@ class CheckpointWeights:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self._checkpoint = checkpoint
-        self._device = device
+        self.device = device
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self._stack([name], shape[:1], shape, dtype)
@@ -190,8 +231,15 @@ class CheckpointWeights:
         ]
         return stacked(plain, self.dtype)
 
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        weight = self.linear([name], shape[:1], shape[1])
+        return weight.dense(self.dtype) if isinstance(weight, Packed) else weight
+
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self.linear([name], shape[:1], shape[1])
+
+    def tied_head(self, embedding_VE: Tensor) -> Tensor:
+        return embedding_VE
 
     def has(self, name: str) -> bool:
         return self._checkpoint.has_module(name)
@@ -209,7 +257,7 @@ class CheckpointWeights:
         shape: tuple[int, ...],
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        target = torch.empty(shape, dtype=dtype or self.dtype, device=self._device)
+        target = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         first = 0
         for name, count in zip(names, rows, strict=True):
             self._checkpoint.copy(name, target[first : first + count])

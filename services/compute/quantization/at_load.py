@@ -13,10 +13,14 @@ from torch import Tensor
 
 from services.compute.quantization.packed import BLOCK, Packed, Weight, chunks, halves, joined
 
-Quantization: TypeAlias = Literal["fp8", "int8", "int4"]
+Quantization: TypeAlias = Literal["fp8", "int8", "int4", "fp4"]
+"""fp4 is MXFP4: for random weights in the place of such a checkpoint's."""
 
 LARGEST_E4M3 = 448.0
 GROUP_SIZES = (128, 64, 32)
+ROUNDED_UP_E2M1 = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""From where on a magnitude becomes the next E2M1 number."""
+
 SHRINKS = tuple(1.0 - step / 40 for step in range(13))
 """Of the range of a group of 4 bits, from all of it to 0.7: whichever rounds it best, in the sum of
 squares. A lower end loses the group's largest weights."""
@@ -28,9 +32,9 @@ def quantized(weight_OI: Tensor, kind: Quantization) -> Weight:
     Inputs may be rounded beside FP8, whose steps are relative to each number; beside integers they
     keep 16 bits, as one large input of a token would take the others' precision.
     """
-    if kind == "int4" and weight_OI.shape[1] % BLOCK:
+    if kind in ("int4", "fp4") and weight_OI.shape[1] % BLOCK:
         return weight_OI
-    pack = {"fp8": _fp8, "int8": _int8, "int4": _int4}[kind]
+    pack = {"fp8": _fp8, "int8": _int8, "int4": _int4, "fp4": _mxfp4}[kind]
     parts = [pack(weight_OI[rows]) for rows in chunks(*weight_OI.shape)]
     return joined(parts)
 
@@ -67,6 +71,19 @@ def _largest(weight_OI: Tensor) -> Tensor:
     """Of each row [O, 1], in float32; of a row of zeros one, as it is divided by."""
     largest_O1 = weight_OI.abs().amax(1, keepdim=True).float()
     return largest_O1.masked_fill_(largest_O1 == 0, 1.0)
+
+
+def _mxfp4(weight_OI: Tensor) -> Packed:
+    """Scales are powers of 2 that make the largest weight of a group 4 to 8, of which 6 stays."""
+    groups_ON = weight_OI.float().view(-1, BLOCK)  # of all rows
+    exponents_O1 = groups_ON.abs().amax(1, keepdim=True).frexp().exponent - 3
+    scales_O1 = torch.ldexp(torch.ones_like(groups_ON[:, :1]), exponents_O1)
+    scaled_ON = groups_ON / scales_O1
+    edges = torch.tensor(ROUNDED_UP_E2M1, device=weight_OI.device)
+    codes_ON = torch.bucketize(scaled_ON.abs(), edges, out_int32=True) | (scaled_ON < 0).int() << 3
+    shape = (len(weight_OI), -1)
+    codes_OB = halves(codes_ON.to(torch.uint8).view(shape))
+    return Packed("fp4", codes_OB, scales_O1.view(shape).bfloat16())
 
 
 def _int4(weight_OI: Tensor) -> Packed:

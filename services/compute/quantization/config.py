@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from common.quantization import Layout, QuantizationConfig
 from services.compute.quantization.compressed_tensors import CompressedTensors
 from services.compute.quantization.format import WeightFormat
-from services.compute.quantization.fp4 import ModelOptFp4
+from services.compute.quantization.fp4 import ModelOptFp4, Mxfp4
 from services.compute.quantization.fp8 import Fp8
 from services.compute.quantization.integers import Awq, Gptq
 
@@ -17,6 +17,7 @@ FORMATS: Mapping[Layout, Callable[[QuantizationConfig], WeightFormat]] = {
     "fp8": lambda config: Fp8(config.block, "fp8" in config.inputs_8bit),
     "gptq": lambda config: Gptq(config.zeros_less_one),
     "modelopt_fp4": lambda config: ModelOptFp4(),
+    "mxfp4": lambda config: Mxfp4(),
 }
 
 

@@ -57,8 +57,6 @@ NOT_NEEDED = (
 SMALLEST_GROUP = 16
 """As `Packed` has it."""
 
-E8M0_BIAS = 127
-
 
 def skip_not_needed(tensors: TensorReader, name: str) -> None:
     tensors.skip(*[f"{name}.{ending}" for ending in NOT_NEEDED])
@@ -69,7 +67,11 @@ def read_scales(tensors: TensorReader, name: str) -> Tensor:
     scales = tensors.read(name)
     if scales.dtype == torch.float8_e8m0fnu:
         scales = scales.view(torch.uint8)
-    return torch.exp2(scales.float() - E8M0_BIAS) if scales.dtype == torch.uint8 else scales
+    if scales.dtype != torch.uint8:
+        return scales
+    # they are the exponent bits of float32: no function of a GPU rounds them; 0 is 2^-127
+    bits = scales.int().bitwise_left_shift_(23).masked_fill_(scales == 0, 1 << 22)
+    return bits.view(torch.float32)
 
 
 def groups_of(tensors: TensorReader, name: str, values: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""FP4 weights: NVFP4 and MXFP4, of ModelOpt and of compressed-tensors.
+"""FP4 weights: NVFP4 and MXFP4, of ModelOpt, of compressed-tensors and of gpt-oss.
 
 Two E2M1 codes in a byte, the earlier input in its lower half. NVFP4: groups of 16 with E4M3 scales
 and one scale for all of them; MXFP4 (OCP Microscaling): groups of 32 whose scales are powers of 2.
@@ -33,6 +33,18 @@ class ModelOptFp4:
         return packed_fp4(tensors, f"{name}.weight", pairs, scales, shape)
 
 
+class Mxfp4:
+    """MXFP4 as gpt-oss names the tensors of its experts: the only weights that it quantizes."""
+
+    def read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
+        if not tensors.has(f"{name}.blocks"):
+            return None
+        pairs = tensors.read(f"{name}.blocks").flatten(1)
+        scales = read_scales(tensors, f"{name}.scales")
+        check_shape(tensors, f"{name}.scales", scales, (shape[0], shape[1] // BLOCK), shape)
+        return packed_fp4(tensors, f"{name}.blocks", pairs, scales, shape)
+
+
 def packed_fp4(
     tensors: TensorReader, name: str, pairs: Tensor, scales: Tensor, shape: tuple[int, int]
 ) -> Packed:
@@ -54,13 +66,15 @@ HALF_ULP = 2.0**-9
 
 
 def shortened(scales_OG: Tensor) -> Tensor:
-    """Scales (float32) in 16 bits where float16 is near enough, or bfloat16 has them all.
+    """Scales (float32) in 16 bits where bfloat16 has them all, or float16 is near enough.
 
     With 32 of them for 16 weights, NVFP4 took 6 bits a weight. A weight of a scale of float16 is at
-    most 1/8 of bfloat16's last place off; scales below 2^-16 have too few bits there, but powers
-    of 2 are bfloat16's, too.
+    most 1/8 of bfloat16's last place off; scales below 2^-16 have too few bits there. MXFP4's are
+    powers of 2 and so bfloat16's, whatever their size: all experts have scales of one dtype, and
+    their products multiply them into codes at once.
     """
     half, brief = scales_OG.half(), scales_OG.bfloat16()
-    if ((half.float() - scales_OG).abs() <= HALF_ULP * scales_OG.abs()).all():
-        return half
-    return brief if torch.equal(brief.float(), scales_OG) else scales_OG
+    if torch.equal(brief.float(), scales_OG):
+        return brief
+    is_near = (half.float() - scales_OG).abs() <= HALF_ULP * scales_OG.abs()
+    return half if is_near.all() else scales_OG

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
+from services.compute.expert_counters import ExpertCounters, HostCounters
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.step_buffers import (
     GROUP_SHIFT,
@@ -67,6 +68,7 @@ from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import (
     Float32Array,
     Int32Array,
+    Int64Array,
     RowScores,
     ScoreRow,
     StepPlan,
@@ -78,7 +80,6 @@ CPU = torch.device("cpu")
 STALL_AFTER_S = 20.0  # between two pauses of a step, unless it has taken more for a tenth of that
 SLICE_S = 0.05  # of computing without a pause, or one layer if that takes longer
 TOKENS_AT_ONCE = 512  # normalised for a mean
-Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 
 class EagerPooler:
@@ -195,6 +196,8 @@ class EagerExecutor:
         pages_per_slot = -(-limits.max_model_len // settings.page_tokens)
         tables = len(self._windows), settings.max_num_seqs, pages_per_slot
         self._tables_GNL = np.zeros(tables, dtype=np.int64)
+        counts = {layer: tokens_X.numpy() for layer, tokens_X in model.expert_tokens.items()}
+        self._counters = HostCounters(counts) if counts else None
         self._states = SlotStates(settings.max_num_seqs)
         self._spec = spec = loader.spec(limits, model.has_head, STALL_AFTER_S, overlaps=False)
         rows = spec.max_num_seqs
@@ -318,6 +321,9 @@ class EagerExecutor:
 
     def transferred(self, ticket: None) -> bool:
         return True
+
+    def expert_counters(self) -> ExpertCounters | None:
+        return self._counters
 
     def close(self) -> None:
         pass

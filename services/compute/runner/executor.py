@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Protocol
 
+from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import Int32Array, StepResult
@@ -57,5 +58,7 @@ class Executor(Protocol):
         ...
 
     def transferred(self, ticket: Any) -> bool: ...
+
+    def expert_counters(self) -> ExpertCounters | None: ...
 
     def close(self) -> None: ...

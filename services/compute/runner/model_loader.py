@@ -155,9 +155,7 @@ class ModelLoader:
         if self.quantization is None:
             wanted = self.settings.quantization
             return None if wanted == "auto" else wanted
-        if self.settings.load_format != "dummy":
-            return None
-        return "int4" if self.quantization.kind == "fp4" else self.quantization.kind
+        return self.quantization.kind if self.settings.load_format == "dummy" else None
 
     def decoder(self, make_linear: LinearMaker[L]) -> Decoder[L]:
         weights: WeightSource
@@ -171,9 +169,7 @@ class ModelLoader:
             files = SafetensorsFiles(self.folder, self.device, format_of(self.quantization), stacks)
             weights = CheckpointWeights(files, self.dtype, self.device)
         if self.at_load is not None:
-            said = self.quantization  # by a model without weights
-            inputs_8bit = None if said is None else said.kind in said.inputs_8bit
-            weights = QuantizedAtLoad(weights, self.at_load, inputs_8bit)
+            weights = QuantizedAtLoad(weights, self.at_load, self.quantization)
         needs_head = self.pooling is None
         return self.config.build(weights, make_linear, needs_head)
 

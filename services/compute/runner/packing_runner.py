@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from services.compute.expert_counters import ExpertCounters
 from services.compute.kernels.slot_entries import entries_that_fit, pack_entries
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.executor import Executor, UploadKind
@@ -97,6 +98,9 @@ class PackingRunner:
 
     def transferred(self, ticket: Any) -> bool:
         return self.executor.transferred(ticket)
+
+    def expert_counters(self) -> ExpertCounters | None:
+        return self.executor.expert_counters()
 
     def close(self) -> None:
         self.executor.close()

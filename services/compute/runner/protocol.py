@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.memory import KVGroup
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.step import DEVICE_TOKEN, StepPlan, StepResult, TokenMasks
@@ -87,6 +88,10 @@ class Runner(Protocol):
 
     def transferred(self, ticket: Any) -> bool:
         """Whether a transfer's pages have been copied; steps launched from now on may use them."""
+        ...
+
+    def expert_counters(self) -> ExpertCounters | None:
+        """What counts the tokens of each expert; None for a model without experts."""
         ...
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
+from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.protocol import RunnerSpec
@@ -134,6 +135,9 @@ class RecordingExecutor:
         if done:  # steps from here on may use its pages
             self._write(TRANSFERRED, np.array([number], dtype=np.int32))
         return done
+
+    def expert_counters(self) -> ExpertCounters | None:
+        return self._executor.expert_counters()
 
     def close(self) -> None:
         self._executor.close()

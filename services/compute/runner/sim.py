@@ -228,6 +228,9 @@ class SimRunner:
     def transferred(self, ticket: None) -> bool:
         return True
 
+    def expert_counters(self) -> None:
+        return None
+
     def close(self) -> None:
         pass
 

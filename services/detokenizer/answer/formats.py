@@ -5,20 +5,26 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS, ToolMarkers
 from common.messages.generate import StreamHeader
+from common.parameter_kinds import Kinds
+from services.detokenizer.answer.harmony import HarmonyCalls, HarmonyChannels
 from services.detokenizer.answer.llama_pythonic import LlamaPythonicParser
-from services.detokenizer.answer.parser import ReasoningParser, ToolParser
+from services.detokenizer.answer.parser import ReasoningParser, TaggedReasoning, ToolParser
 from services.detokenizer.answer.tool_parsers import (
     DeepSeekParser,
     HermesParser,
+    KimiParser,
     LlamaJsonParser,
     MistralParser,
 )
+from services.detokenizer.answer.xml_calls import XmlCallParser
 
+NewParser: TypeAlias = Callable[[ToolMarkers, Kinds], ToolParser]
 CallIds: TypeAlias = Callable[[str, int, int], str]
 """Makes an id of a request's key, the number of the choice and the number of the call."""
 
@@ -50,29 +56,46 @@ def _digest(key: str, choice: int, index: int) -> bytes:
 class ToolFormat:
     """A way of writing calls: its parser, and how ids of its calls look."""
 
-    parser: Callable[[ToolMarkers], ToolParser]
+    parser: NewParser
     call_ids: CallIds = hex_ids
 
 
+def _json(parser: Callable[[ToolMarkers], ToolParser]) -> NewParser:
+    """Adapt a parser that needs no kinds, since the model itself writes JSON."""
+    return lambda markers, kinds: parser(markers)
+
+
 TOOL_PARSERS: Final[Mapping[str, ToolFormat]] = {
-    "hermes": ToolFormat(HermesParser),
-    "llama_json": ToolFormat(LlamaJsonParser),
-    "llama_pythonic": ToolFormat(LlamaPythonicParser),
-    "mistral": ToolFormat(MistralParser, mistral_ids),
-    "deepseek": ToolFormat(DeepSeekParser),
+    "hermes": ToolFormat(_json(HermesParser)),
+    "llama_json": ToolFormat(_json(LlamaJsonParser)),
+    "llama_pythonic": ToolFormat(_json(LlamaPythonicParser)),
+    "mistral": ToolFormat(_json(MistralParser), mistral_ids),
+    "deepseek": ToolFormat(_json(DeepSeekParser)),
+    "qwen3_coder": ToolFormat(XmlCallParser),
+    "glm": ToolFormat(XmlCallParser),
+    "minimax": ToolFormat(XmlCallParser),
+    "kimi_k2": ToolFormat(_json(KimiParser)),
+    "harmony": ToolFormat(lambda markers, kinds: HarmonyCalls()),
+}
+REASONING_PARSERS: Final[Mapping[str, Callable[[bool], ReasoningParser]]] = {
+    **{name: partial(TaggedReasoning, tags) for name, tags in REASONING_FORMATS.items()},
+    "harmony": HarmonyChannels,
 }
 
 
-def tool_parser(name: str) -> ToolParser | None:
-    """Return a new parser of this format; none for a name that is not known here."""
+def tool_parser(name: str, kinds: Kinds | None = None) -> ToolParser | None:
+    """Return a new parser of this format; none for a name that is not known here.
+
+    `kinds` are those of the functions' parameters.
+    """
     known = TOOL_PARSERS.get(name)
-    return None if known is None else known.parser(TOOL_FORMATS[name])
+    return None if known is None else known.parser(TOOL_FORMATS[name], kinds or {})
 
 
 def reasoning_parser(name: str, is_open: bool) -> ReasoningParser | None:
     """Return a new parser of this format; none for a name that is not known here."""
-    known = REASONING_FORMATS.get(name)
-    return None if known is None else ReasoningParser(known, is_open)
+    known = REASONING_PARSERS.get(name)
+    return None if known is None else known(is_open)
 
 
 def call_ids(name: str) -> CallIds:
@@ -86,6 +109,5 @@ def markers(header: StreamHeader) -> tuple[str, ...]:
     if header.tool_format in TOOL_PARSERS:
         words = TOOL_FORMATS[header.tool_format].all
     if header.reasoning_format in REASONING_FORMATS:
-        reasoning = REASONING_FORMATS[header.reasoning_format]
-        words += (reasoning.begin, reasoning.end)
+        words += REASONING_FORMATS[header.reasoning_format].all
     return words

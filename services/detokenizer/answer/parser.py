@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
-from common.chat_formats import ReasoningMarkers, ToolMarkers
+from common.chat_formats import ReasoningMarkers
 from common.messages.text import Part
 from services.detokenizer.answer.reader import Reading, TextReader, ignore
 
@@ -17,7 +17,22 @@ _NEWLINES = re.compile(r"\n+")
 NO_PARTS = (Part("content", ""),)
 
 
-class ReasoningParser:
+class ReasoningParser(Protocol):
+    """Tells reasoning from content; `inside` says that the text is reasoning now."""
+
+    inside: bool
+
+    def parse(
+        self,
+        reader: TextReader,
+        reasoning: Callable[[str], object],
+        content: Callable[[str], object],
+    ) -> Reading[None]:
+        """Read the reasoning; what is left when it comes to its end is content."""
+        ...
+
+
+class TaggedReasoning:
     """Finds reasoning between two markers, `<think>` and the like, at the beginning of an answer.
 
     Markers further on are content: an answer may speak of them. Newlines next to the markers are
@@ -81,8 +96,6 @@ class ToolParser(Protocol):
     it is; of a call that breaks off or is not well formed what was sent is passed on as arguments.
     It never looks back, so its cost is linear in the text.
     """
-
-    def __init__(self, markers: ToolMarkers) -> None: ...
 
     def parse(self, reader: TextReader, out: PartSink) -> Reading[None]:
         """Read the text to its end and hand on what is in it."""
@@ -221,14 +234,15 @@ class PartSink:
         if len(shown) < len(text):
             self._held.append(text[len(shown) :])
 
-    def call(self, name: str) -> None:
-        """Begin a call."""
+    def call(self, name: str, call_id: str = "") -> None:
+        """Begin a call, which gets an id if the model gave it none."""
         if not self._has_content:
             self._held = []
         self._parts_content = self._has_content and not self._held
         self._after_call = True
         self._join()
-        self._parts.append(Part("call", name, self.num_calls, self._call_id(self.num_calls)))
+        call_id = call_id or self._call_id(self.num_calls)
+        self._parts.append(Part("call", name, self.num_calls, call_id))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:

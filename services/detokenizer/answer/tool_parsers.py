@@ -1,4 +1,4 @@
-"""Parsers of tool calls whose arguments are JSON: Hermes, Llama 3, Mistral, DeepSeek."""
+"""Parsers of tool calls whose arguments are JSON: Hermes, Llama 3, Mistral, DeepSeek, Kimi."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _MISTRAL_NAME = re.compile(r"[\w.:/-]+")
 _MISTRAL_ID = re.compile(r"\w+")
 _DEEPSEEK_NAME = re.compile(r"[^<\n{`]+")
 _DEEPSEEK_TYPE = "function"
+_KIMI_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 _FENCE = "```"
 _LANGUAGE = "json"
 
@@ -230,3 +231,22 @@ class DeepSeekParser:
         elif (yield from read_value(reader, out.arguments, (self._end,))):
             yield from reader.skip_space()
             yield from reader.match(_FENCE)
+
+
+class KimiParser(DeepSeekParser):
+    """Kimi K2: calls as DeepSeek V3.1 writes them, each with its id where the name would be.
+
+    An id is `functions.f:0`. Templates show the ids to the model again, so they are kept.
+    """
+
+    def _call(self, reader: TextReader, out: PartSink) -> Reading[bool]:
+        pieces: list[str] = []
+        yield from reader.run(_UP_TO_TAG_OR_LINE, pieces.append)
+        call_id = "".join(pieces).strip()
+        found = _KIMI_ID.fullmatch(call_id)
+        if found is None or not (yield from reader.match(self._separator)):
+            return False
+        reader.drop()
+        out.call(found[1], call_id if call_id != found[1] else "")
+        yield from self._read_arguments(reader, out)
+        return True

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.config import ComputeSettings
+from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.cuda.load import load_on
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
@@ -93,6 +94,9 @@ class LogitsTap:
 
     def transferred(self, ticket: Any) -> bool:
         return self._runner.transferred(ticket)
+
+    def expert_counters(self) -> ExpertCounters | None:
+        return self._runner.expert_counters()
 
     def close(self) -> None:
         self._runner.close()

@@ -1,4 +1,4 @@
-"""The decoder of the GPU's kernels has the logits of the CPU's, step by step."""
+"""The decoder of the GPU's kernels has the CPU's logits and counts of experts, step by step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.compute.expert_counters import ExpertReport
+from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner, logits_after_step
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import HandScheduler
@@ -29,6 +31,7 @@ NAMES = [
     "granite",  # multipliers
     "nemotron",  # biases of layer norms, no gates
     "qwen2 moe",  # experts, and a gated one that sees all tokens
+    "llama 4",  # experts whose inputs are scaled
     "glm 4.5",  # experts chosen in groups, with a bias; a layer without them
     "deepseek v3",  # latents, of queries, too
 ]
@@ -71,7 +74,10 @@ def assert_logits_alike(
     runner = load_runner(folder, settings, device)
     ours = HandScheduler(runner, settings.page_tokens)
     cpu = settings.model_copy(update={"device": "cpu"})
-    theirs = HandScheduler(load_on_cpu(folder, cpu), settings.page_tokens)
+    cpu_runner = load_on_cpu(folder, cpu)
+    theirs = HandScheduler(cpu_runner, settings.page_tokens)
+    for each in (runner, cpu_runner):
+        ExpertReport(each.expert_counters()).forget()
     pairs = [
         (ours.add(prompt), theirs.add(prompt)) for prompt in map(prompt_of, (9, 21, 5), range(3))
     ]
@@ -93,3 +99,16 @@ def assert_logits_alike(
     step(0, 13, 5)
     step(1, 8, 1)
     step(1, 1, 1)
+    assert counted(runner) == counted(cpu_runner)
+
+
+def counted(runner: PackingRunner) -> list[list[int]]:
+    """The tokens that each expert was given, without padding; nothing of a dense model."""
+    counters = runner.expert_counters()
+    if counters is None:
+        return []
+    counters.read()  # which a device answers at the next look
+    if ON_GPU:
+        torch.cuda.synchronize()
+    counts: list[list[int]] = counters.read().tolist()
+    return counts

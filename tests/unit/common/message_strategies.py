@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from common.messages.address import AttemptId
 from common.messages.arrays import MAX_CHOICES, MAX_COUNTER
+from common.messages.experts import ExpertLoad
 from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import ComputeInbox
 from common.messages.logprobs import Logprobs, PromptLogprobs
@@ -115,12 +116,21 @@ def tracks(draw: st.DrawFn) -> Track:
     return Track(draw(st.text(max_size=4)), "step", draw(columns), draw(columns), tuple(args))
 
 
+@st.composite
+def expert_loads(draw: st.DrawFn) -> ExpertLoad:
+    layers = draw(st.lists(_COLUMNS["I"], min_size=1, max_size=3))
+    num_tokens = len(layers) * draw(st.integers(1, 4))
+    tokens = draw(st.lists(_COLUMNS["Q"], min_size=num_tokens, max_size=num_tokens))
+    return ExpertLoad(array("I", layers), array("Q", tokens))
+
+
 _SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     AttemptId: attempts,
     TokensGenerated: token_messages(),
     TextGenerated: text_messages(),
     Track: tracks(),
     PromptLogprobs: prompt_logprobs(),
+    ExpertLoad: expert_loads(),
 }
 
 

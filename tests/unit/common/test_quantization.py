@@ -53,6 +53,10 @@ def read(config: dict[str, Any]) -> QuantizationConfig | None:
         ),
         ({"quant_method": "awq", "bits": 4}, QuantizationConfig("awq", "int4")),
         (
+            {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+            QuantizationConfig("mxfp4", "fp4", of_experts=True),
+        ),
+        (
             {"quant_method": "awq", "w_bit": 4, "version": "GEMM"},
             QuantizationConfig("awq", "int4"),
         ),
@@ -137,7 +141,7 @@ def test_old_files_of_compressed_tensors_have_another_name_for_it() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["aqlm", "bitnet", "eetq", "exl2", "fp_quant", "gguf", "higgs", "hqq", "mxfp4", "quanto"]
+    ["aqlm", "bitnet", "eetq", "exl2", "fp_quant", "gguf", "higgs", "hqq", "quanto"]
     + ["quark", "quip", "spqr", "torchao", "vptq"],
 )
 def test_other_methods_are_refused_by_name_with_what_to_take_instead(method: str) -> None:

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from common.messages.address import Address
-from common.messages.control import RouterAlive
-from common.registration import Beat, Heartbeats
+from common.messages.arrays import uint32s, uint64s
+from common.messages.control import Load, ModelCard, RouterAlive, WorkerAlive
+from common.messages.experts import ExpertLoad
+from common.messages.generate import ComputeInbox
+from common.messages.text import RouterInbox
+from common.registration import (
+    BEAT_INTERVAL_S,
+    Beat,
+    Heartbeats,
+    Registration,
+    WorkerState,
+)
+from tests.memory_link import Exchange
 
 ONE, TWO = "tcp://10.0.0.1:5000", "tcp://10.0.0.2:5000"
 ROUTER = Address(ONE, "r1")
@@ -180,3 +191,26 @@ def test_a_router_that_leaves_is_gone_at_once() -> None:
     assert beats.expired(0.4) == ["r1"]
     assert not beats.registered
     assert beats.due(0.6) == [Beat(Address(ONE, ""), 2)]
+
+
+def test_a_known_router_hears_of_experts_every_two_seconds() -> None:
+    exchange, now_s, heard_s = Exchange(), 0.0, []
+    router = exchange.transport("router", RouterInbox)
+    worker = exchange.transport("compute", ComputeInbox)
+    registration = Registration("compute", (router.address.endpoint,))
+
+    def hear(message: WorkerAlive, sender: Address) -> None:
+        if message.experts is not None:
+            heard_s.append(now_s)
+        router.send(sender, RouterAlive(router.address, message.beat))
+
+    router.open(hear, lambda peer: None)
+    worker.open(lambda answer, sender: registration.answered(answer, now_s), lambda peer: None)
+    registration.start(worker, ModelCard("m", "r", 9))
+    experts = ExpertLoad(uint32s((0,)), uint64s((1, 2)))
+    state = WorkerState(Load(0, 0, 1), 0, 1.0, lambda router: (), experts=experts)
+    for step in range(10):
+        now_s = step * BEAT_INTERVAL_S
+        registration.tick(now_s, state)
+        exchange.deliver()
+    assert heard_s == [0.5, 2.5, 4.5]

@@ -13,6 +13,7 @@ from common.messages.tokens import TokenLogprobs
 from services.compute.config import ComputeSettings
 from services.compute.device import scheduler_settings
 from services.compute.engine import Engine
+from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.scheduler.outputs import sequence_outputs
@@ -56,6 +57,9 @@ class Restricted:
 
     def transferred(self, ticket: Any) -> bool:
         return self._runner.transferred(ticket)
+
+    def expert_counters(self) -> ExpertCounters | None:
+        return self._runner.expert_counters()
 
     def close(self) -> None:
         self._runner.close()

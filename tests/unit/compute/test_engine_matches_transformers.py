@@ -32,7 +32,7 @@ SETTINGS = ComputeSettings(
 )  # fmt: skip
 
 
-WITH_SMALLER_CACHES = ["llama fp8", "llama int8", "mistral_window int8"]
+WITH_SMALLER_CACHES = ["llama fp8", "llama int8", "mistral_window int8", "gpt_oss int8"]
 MODELS = [*VARIANTS, *WITH_SMALLER_CACHES]
 
 

@@ -9,6 +9,8 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -83,9 +85,18 @@ VARIANTS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
 }
 
 
+OF_ONE_TEST: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+    "gpt_oss": (  # sinks, and a window in every second layer
+        GptOssConfig,
+        GptOssForCausalLM,
+        {"head_dim": 32, "intermediate_size": 48, "num_local_experts": 6, "sliding_window": 24},
+    ),
+}
+
+
 def make_model(variant: str, seed: int = 7, **more: Any) -> PreTrainedModel:
     """A random float32 model in eval mode, biases included; `more` changes its config."""
-    config_type, model_type, changes = VARIANTS[variant]
+    config_type, model_type, changes = {**VARIANTS, **OF_ONE_TEST}[variant]
     torch.manual_seed(seed)
     model: PreTrainedModel = model_type(config_type(**{**SIZES, **changes, **more})).eval()
     with torch.no_grad():

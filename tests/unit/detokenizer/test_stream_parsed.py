@@ -11,6 +11,7 @@ from common.messages.address import Address
 from common.messages.failure import EndReason
 from common.messages.generate import StreamHeader
 from common.messages.text import Part
+from common.parameter_kinds import pack_kinds
 from services.detokenizer.stream import ParsedStream, TextChunk, parsed_stream
 from services.detokenizer.vocabulary import TokenVocabulary
 from tests.unit.detokenizer.vocabularies import marked
@@ -98,6 +99,31 @@ def test_markers_with_characters_of_their_own_are_seen() -> None:
         ("arguments", "{}"),
     ]
     assert (last.num_calls, last.reasoning_tokens) == (1, 0)
+
+
+def test_harmonys_tokens_are_seen_and_its_reasoning_counted() -> None:
+    header = StreamHeader(REPLY, tool_format="harmony", reasoning_format="harmony")
+    text = (
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    )
+    shown, parts, last = run(stream(header), ids_of(text))
+    assert shown == text.removesuffix("<|call|>")
+    assert [(part.kind, part.text) for part in client(parts)] == [
+        ("reasoning", "Hm"),
+        ("call", "f"),
+        ("arguments", '{"a": 1}'),
+    ]
+    assert (last.num_calls, last.reasoning_tokens) == (1, 2)
+
+
+def test_values_are_read_by_the_kinds_in_the_header() -> None:
+    text = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n</tool_call><|end|>"
+    for kind, value in (("t", '"5"'), ("i", "5"), ("", "5")):
+        kinds = pack_kinds({"f": {"a": kind}} if kind else {})
+        header = StreamHeader(REPLY, tool_format="glm", parameter_kinds=kinds)
+        _, parts, _ = run(stream(header), ids_of(text))
+        assert client(parts)[-1].text == f'{{"a": {value}}}'
 
 
 def test_without_parsers_there_is_no_parsed_stream() -> None:

@@ -25,7 +25,7 @@ DATA = "mistral_common/data"
 MARKERS = tuple(
     dict.fromkeys(
         [marker for markers in TOOL_FORMATS.values() for marker in markers.all]
-        + [marker for each in REASONING_FORMATS.values() for marker in (each.begin, each.end)]
+        + [marker for each in REASONING_FORMATS.values() for marker in each.all]
     )
 )
 

@@ -128,9 +128,10 @@ def test_every_format_is_bounded_by_its_own_tags(name: str, kind: str) -> None:
     markers = REASONING_FORMATS[name]
     for budget in (-1, 6):
         rules = grammar_spec(subject, "before", budget, reasoning=name)
-        assert subject.takes(rules, f"{markers.begin}so{markers.end}42")
-        assert not subject.takes(rules, f"{markers.begin}so{markers.end}x")
-        assert subject.takes(rules, "42")
+        thoughts, answer = f"{markers.begin}so{markers.end}{markers.next}", markers.answer
+        assert subject.takes(rules, f"{thoughts}{answer}42")
+        assert not subject.takes(rules, f"{thoughts}{answer}x")
+        assert subject.takes(rules, f"{answer}42")
 
 
 @given(

@@ -29,8 +29,8 @@ from tests.unit.tokenizer.written_calls import (
     written,
 )
 
-WATCHED = ("hermes", "mistral", "mistral with args", "deepseek in fences", "deepseek")
-WRONG = ("calculator", {"expression": 7})
+WATCHED = [name for name in FORMATS if not name.startswith(("llama", "harmony"))]
+WRONG = ("calculator", {"expression": "7", "exact": "maybe"})
 AUTO, ONE = ToolUse("auto"), ToolUse("auto", parallel=False)
 
 
@@ -77,6 +77,21 @@ def test_no_parallel_calls_means_one_call(name: str) -> None:
     assert subject.takes(rules, "No call.")
     assert not subject.takes(rules, written(name, TIME, TIME))
     assert not subject.takes(rules, written(name, TIME) + " and " + written(name, OSLO))
+
+
+def test_harmonys_calls_are_right_among_messages_of_every_channel() -> None:
+    rules = grammar_spec("harmony", AUTO, [CALCULATOR])
+    subject = model()
+    thought = "<|channel|>analysis<|message|>A sum.<|end|><|start|>assistant"
+    preamble = "<|channel|>commentary<|message|>I compute.<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>3"
+    right, wrong = written("harmony", SUM), written("harmony", WRONG)
+    by_role = ' to=functions.calculator<|channel|>commentary json<|message|>{"expression": "1"}'
+    for text in (final, thought + final, right, thought + preamble + right, thought + by_role):
+        assert subject.takes(rules, text), text
+    for text in (wrong, thought + wrong, preamble + wrong, right + thought):
+        assert not subject.takes(rules, text), text
+    assert grammar_spec("harmony", AUTO, [CALCULATOR], kind="text") is None
 
 
 def test_where_nothing_is_wanted_or_nothing_can_be_done_text_is_free() -> None:

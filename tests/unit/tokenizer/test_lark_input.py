@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from common.messages.tokenize import OutputRules, ToolInput, ToolUse
 from services.tokenizer.answer_grammar import compose
+from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused, TemplateFormat
 from services.tokenizer.lark_input import in_json_string
-from services.tokenizer.tool_grammars import functions_of
 from tests.cases import num_cases
 from tests.unit.tokenizer.walks import model, tool
 from tests.unit.tokenizer.written_calls import EVERY_FORMAT, FORMATS, TIME, WEATHER, written

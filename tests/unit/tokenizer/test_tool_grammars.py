@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from typing import Any
 
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.answer_grammar import compose
+from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused, TemplateFormat
+from services.tokenizer.parameter_values import kinds_by_function
 from tests.cases import num_cases
+from tests.unit.detokenizer.answer.answers import parse
 from tests.unit.tokenizer.schema_strategies import SCHEMAS, objects
 from tests.unit.tokenizer.walks import Model, model, tool
 from tests.unit.tokenizer.written_calls import (
@@ -22,6 +26,7 @@ from tests.unit.tokenizer.written_calls import (
     FORMATS,
     NOW,
     OSLO,
+    READ,
     SUM,
     TIME,
     TOOLS,
@@ -59,7 +64,7 @@ def test_a_required_call_is_one_of_the_tools_with_its_own_arguments(name: str, k
         assert subject.takes(rules, written(name, *right)), right
     wrong: list[Call] = [
         ("get_weather", {"days": 1}),
-        ("get_weather", {"city": 1}),
+        ("get_weather", {"city": "Oslo", "days": "two"}),
         ("get_weather", {"city": "Oslo", "other": 1}),
         ("calculator", {"city": "Oslo"}),
         ("calculator", {"expression": ""}),
@@ -194,7 +199,45 @@ def test_what_cannot_be_called_is_refused_by_field(
     assert (failure.status, failure.field) == (400, field)
 
 
-@EVERY_FORMAT
+# A parameter's schema, what stands between its tags, and what does not.
+VALUES: list[tuple[Any, list[str], list[str]]] = [
+    ({"type": "string"}, ["", "5", "null", "two\nlines\n", "<b>", '"q"'], []),
+    ({"type": ["string", "null"]}, ["Oslo", "null", "nullable", "5", '"q"', "[x]"], ["None"]),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, ["Oslo", "null"], []),
+    ({"type": ["string", "integer"]}, ["Oslo", "5", "true"], ["5 of them", "-"]),
+    ({"enum": ["a", "b", 3]}, ["a", "3"], ["c", '"a"', "4"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["abc", "1\n2"], ["a", "abcd"]),
+    ({"type": "string", "pattern": "^a+$"}, ['"aa"'], ["aa", '"b"']),
+    ({"type": "integer", "minimum": 1}, ["7"], ["x", '"7"', "0", "7.5"]),
+    ({"type": "array", "items": {"type": "string"}}, ['["x", "</parameter>"]'], ["x", "[1]"]),
+    ({}, ["x", "7", "null", '{"a": 1}', "[1]", "true", "trueish"], ["7x"]),
+    ({"anyOf": [{"type": "string"}, {"const": True}]}, ["true", "x", "0"], ["false"]),
+    ({"allOf": [{"$ref": "#/$defs/unit"}]}, ['"C"'], ["C", '"F"']),
+    ({"$ref": "#/$defs/unit"}, ["C"], ['"C"', "F"]),
+]
+
+
+@EVERY_MODEL
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in READ])
+def test_values_between_tags_are_by_their_schemas_and_read_by_their_kinds(
+    name: str, kind: str
+) -> None:
+    subject, (tool_format, _, write) = model(kind), FORMATS[name]
+    for schema, right, wrong in VALUES:
+        fields = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+        tools = [tool("f", {**fields, "$defs": {"unit": {"enum": ["C"]}}}, strict=True)]
+        rules = grammar_spec(name, subject, ToolUse("required"), tools)
+        kinds = kinds_by_function(functions_of(tools))
+        for value in right:
+            text = write([("f", {"a": value})])
+            assert subject.takes(rules, text), (schema, value)
+            ((_, arguments),) = parse(list(text), tool_format, kinds=kinds).calls
+            jsonschema.validate(json.loads(arguments), tools[0]["function"]["parameters"])
+        for value in wrong:
+            assert not subject.takes(rules, write([("f", {"a": value})])), (schema, value)
+
+
+@pytest.mark.parametrize("name", READ)
 @given(
     parameters=st.lists(objects(SCHEMAS), min_size=1, max_size=3),
     seed=st.integers(0, 2**32),

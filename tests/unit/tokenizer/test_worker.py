@@ -23,6 +23,7 @@ from common.messages.tokenize import (
     TextPrompt,
     ToolUse,
 )
+from common.parameter_kinds import unpack_kinds
 from services.tokenizer.config import WELL_KNOWN_TEMPLATE_KWARGS
 from services.tokenizer.jobs import EncoderSettings, ExpectedAnswer, Job, TextBound
 from services.tokenizer.worker import MAX_STRS, PromptEncoder
@@ -261,6 +262,9 @@ def answer(subject: PromptEncoder, job: Job) -> ExpectedAnswer:
             ExpectedAnswer(None, "deepseek", "think", True),
         ),
         ("mistral_v3_tools", {}, ExpectedAnswer(None, "mistral", "", False)),
+        ("glm_xml_tools", {}, ExpectedAnswer(None, "glm", "think", False)),
+        ("minimax_m2_thinking", {}, ExpectedAnswer(None, "minimax", "think", True)),
+        ("harmony_macros", {}, ExpectedAnswer(None, "harmony", "harmony", False)),
     ],
 )
 def test_the_formats_of_an_answer_are_read_off_the_template_and_the_prompt(
@@ -269,6 +273,15 @@ def test_the_formats_of_an_answer_are_read_off_the_template_and_the_prompt(
     variables = json.dumps(kwargs).encode()
     job = chat(HELLO, tools_json=json.dumps([TOOL]).encode(), template_kwargs_json=variables)
     assert answer(speaking(tmp_path, template), job) == expected
+
+
+def test_the_kinds_of_parameters_are_told_where_values_stand_as_they_are(tmp_path: Path) -> None:
+    fields = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
+    tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": fields}}])
+    job = replace(chat(HELLO, tools_json=tools.encode()), rules=OutputRules(tools=ToolUse("auto")))
+    packed = answer(speaking(tmp_path, "qwen3_coder_tools"), job).parameter_kinds
+    assert unpack_kinds(packed) == {"f": {"a": "t", "b": "i"}}
+    assert answer(speaking(tmp_path, "hermes_tools"), job).parameter_kinds == b""
 
 
 def test_settings_go_over_the_template(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
+from common.chat_formats import TOOL_FORMATS
 from common.messages.sampling import GrammarSpec
 from services.tokenizer.lark import Vocabulary
 from tests.unit.tokenizer.vocabularies import byte_level
@@ -17,6 +18,7 @@ from tests.unit.tokenizer.vocabularies import byte_level
 EOS = "</s>"
 # Special in the vocabularies of the models that have them.
 SPECIAL_MARKERS = (
+    *TOOL_FORMATS["harmony"].all,
     "[TOOL_CALLS]",
     "[ARGS]",
     "[CALL_ID]",
@@ -25,15 +27,18 @@ SPECIAL_MARKERS = (
     "<|python_tag|>",
 )
 WHOLE_MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # one token, but text
-DEEPSEEK_MARKERS = (
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁sep｜>",
+DEEPSEEK_MARKERS = TOOL_FORMATS["deepseek"].all
+KIMI_MARKERS = TOOL_FORMATS["kimi_k2"].all
+XML_MARKERS = (
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
 )
 # What a walk that has to come to its end would rather write, best first.
-_CLOSING = ("</think>", '"', "}", "]", ")", "`", "\n", ",", "0", "1")
+_CLOSING = ("</think>", "</arg_value>", '"', "}", "]", ")", "`", "\n", ",", "0", "1")
 
 
 class Model:
@@ -43,6 +48,7 @@ class Model:
         self.tokenizer = tokenizer
         self.vocabulary = Vocabulary(tokenizer)
         self.eos = tokenizer.token_to_id(EOS)
+        self._tag = self.ids("\n</parameter>")
         self._matching = LLTokenizer(tokenizer.to_str(), eos_token=self.eos)
 
     def matcher(self, grammar: str) -> LLMatcher:
@@ -89,8 +95,11 @@ class Model:
                 )
             elif token_id == self.eos:
                 continue
-            ids.append(token_id)
-            assert matcher.consume_token(token_id), matcher.get_error()
+            written = [token_id]
+            if number >= num_free and matcher.validate_tokens(self._tag) == len(self._tag):
+                written = self._tag  # which no single token is
+            ids += written
+            assert matcher.consume_tokens(written), matcher.get_error()
         return None
 
     def text(self, ids: list[int]) -> str:
@@ -107,7 +116,7 @@ def model(kind: str = "tokens") -> Model:
     tokenizer = byte_level()
     if kind == "tokens":
         tokenizer.add_tokens([AddedToken(text, special=True) for text in SPECIAL_MARKERS])
-        whole = (*WHOLE_MARKERS, *DEEPSEEK_MARKERS)
+        whole = (*WHOLE_MARKERS, *DEEPSEEK_MARKERS, *XML_MARKERS, *KIMI_MARKERS)
         tokenizer.add_tokens([AddedToken(text, special=False) for text in whole])
     return Model(tokenizer)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from common.chat_formats import TOOL_FORMATS
 from tests.unit.tokenizer.walks import compact, tool
 
 WEATHER = tool(
@@ -90,6 +91,67 @@ def deepseek(calls: list[Call]) -> str:
     return f"<｜tool▁calls▁begin｜>{inside}<｜tool▁calls▁end｜>"
 
 
+def plain(value: Any, name: str = "") -> str:
+    """A value as it stands between tags; a text that has a grammar is quoted."""
+    return value if isinstance(value, str) and name != "patch" else compact(value)
+
+
+def qwen3_coder(calls: list[Call]) -> str:
+    def written(call: Call) -> str:
+        name, given = call
+        inside = "".join(
+            f"<parameter={key}>\n{plain(value, name)}\n</parameter>\n"
+            for key, value in given.items()
+        )
+        return f"<tool_call>\n<function={name}>\n{inside}</function>\n</tool_call>"
+
+    return "\n".join(map(written, calls))
+
+
+def glm(calls: list[Call], line: str = "\n") -> str:
+    def written(call: Call) -> str:
+        name, given = call
+        inside = "".join(
+            f"<arg_key>{key}</arg_key>{line}<arg_value>{plain(value, name)}</arg_value>{line}"
+            for key, value in given.items()
+        )
+        return f"<tool_call>{name}{line}{inside}</tool_call>"
+
+    return line.join(map(written, calls))
+
+
+def glm_without_lines(calls: list[Call]) -> str:
+    return glm(calls, "")
+
+
+def minimax(calls: list[Call]) -> str:
+    def written(call: Call) -> str:
+        name, given = call
+        inside = "".join(
+            f'<parameter name="{key}">{plain(value, name)}</parameter>\n'
+            for key, value in given.items()
+        )
+        return f'<invoke name="{name}">\n{inside}</invoke>\n'
+
+    return f"<minimax:tool_call>\n{''.join(map(written, calls))}</minimax:tool_call>"
+
+
+def kimi_k2(calls: list[Call]) -> str:
+    inside = "".join(
+        f"<|tool_call_begin|>functions.{name}:{at}<|tool_call_argument_begin|>{compact(given)}"
+        "<|tool_call_end|>"
+        for at, (name, given) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{inside}<|tool_calls_section_end|>"
+
+
+def harmony(calls: list[Call]) -> str:
+    return "<|call|><|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{compact(given)}"
+        for name, given in calls
+    )
+
+
 # The format, what its template has in it, and how it writes calls.
 FORMATS: dict[str, tuple[str, str, Callable[[list[Call]], str]]] = {
     "hermes": ("hermes", "", hermes),
@@ -99,8 +161,16 @@ FORMATS: dict[str, tuple[str, str, Callable[[list[Call]], str]]] = {
     "mistral with args": ("mistral", "[ARGS]", mistral_args),
     "deepseek in fences": ("deepseek", "```json", deepseek_fenced),
     "deepseek": ("deepseek", "", deepseek),
+    "qwen3_coder": ("qwen3_coder", "", qwen3_coder),
+    "glm": ("glm", "", glm),
+    "glm without lines": ("glm", "</arg_key><arg_value>", glm_without_lines),
+    "minimax": ("minimax", "", minimax),
+    "kimi_k2": ("kimi_k2", "", kimi_k2),
+    "harmony": ("harmony", "", harmony),
 }
 EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
+# Those whose values are JSON or like it, which can be read back without the tools' schemas.
+READ = [name for name in FORMATS if TOOL_FORMATS[FORMATS[name][0]].parameters is None]
 
 
 def written(name: str, *calls: Call) -> str:
@@ -123,6 +193,13 @@ def read(name: str, text: str) -> list[Call]:
             return [(called, json.loads(arguments)) for called, arguments in parts]
         case "llama_pythonic":
             return list(_pythonic(text))
+        case "kimi_k2":
+            pattern = r"functions\.(\w+):\d+<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>"
+            found = re.findall(pattern, text, re.DOTALL)
+            return [(called, json.loads(arguments)) for called, arguments in found]
+        case "harmony":
+            found = re.findall(r" to=functions\.(\w+)[^{]*(.*?)(?:<\|call\|>|$)", text, re.DOTALL)
+            return [(called, json.loads(arguments)) for called, arguments in found]
         case _:
             pattern = (
                 r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(\w+)\n```json\n(.*?)\n```"

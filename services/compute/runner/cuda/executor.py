@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from services.compute.expert_counters import ExpertCounters
 from services.compute.kernels.step_buffers import (
     HEADER_INTS,
     NUM_DECODE_ROWS,
@@ -57,12 +58,18 @@ class CudaExecutor:
     """Executes uploads one after the other in the order given."""
 
     def __init__(
-        self, machine: StepMachine, cache: PagedCache, spec: RunnerSpec, stream: DeviceStream
+        self,
+        machine: StepMachine,
+        cache: PagedCache,
+        spec: RunnerSpec,
+        stream: DeviceStream,
+        counters: ExpertCounters | None = None,
     ) -> None:
         self._machine = machine
         self._cache = cache
         self._spec = spec
         self._stream = stream
+        self._counters = counters
         self._copies = stream.beside()
         self._clock = DeviceClock()
         pinned = machine.packed.device.type == "cuda"
@@ -172,6 +179,9 @@ class CudaExecutor:
     @fatal_if_the_device_fails
     def transferred(self, ticket: Mark) -> bool:
         return ticket.query()
+
+    def expert_counters(self) -> ExpertCounters | None:
+        return self._counters
 
     def close(self) -> None:
         self._copies.synchronize()

@@ -22,6 +22,7 @@ from services.compute.kernels.choice_files import (
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.runner.cuda.choosing import Measuring, Meter
+from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
@@ -94,7 +95,9 @@ def _load(
         if number == machine.num_launches or number % 32 == 0:
             log.say("graphs recorded", done=number, of=machine.num_launches)
     spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
-    return CudaExecutor(machine, cache, spec, stream)
+    tokens = decoder.expert_tokens
+    counters = DeviceCounters(tokens, stream) if tokens else None
+    return CudaExecutor(machine, cache, spec, stream, counters)
 
 
 def machine_sizes(loader: ModelLoader) -> MachineSizes:

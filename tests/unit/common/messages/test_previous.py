@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,7 +81,8 @@ def test_every_message_crosses_between_the_releases_unchanged(
 ) -> None:
     message = data.draw(st.one_of(*[values_of(kind) for kind in members(INBOXES[inbox])]))
     new_fields = old_release.NEW_FIELDS.get(type(message), ())
-    message = replace(message, **dict.fromkeys(new_fields, ""))
+    defaults = {each.name: each.default for each in fields(message) if each.name in new_fields}
+    message = replace(message, **defaults)
     for write, read in ((NOW, BEFORE), (BEFORE, NOW)):
         frames = write[inbox].encode(message, RECEIVER, SENDER)
         assert read[inbox].decode(frames).message == message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -50,17 +51,30 @@ def stored(x: Tensor, form: LayerFormat) -> Tensor:
     return entries.float() * scales.float()[..., None]
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, q_start: int, window: int, softcap: float) -> Tensor:
+class Softmax(NamedTuple):
+    softcap: float
+    sinks_H: Tensor | None
+
+
+PLAIN = Softmax(0.0, None)
+
+
+def reference(
+    q: Tensor, kv: Sequence[Tensor], q_start: int, window: int = 0, softmax: Softmax = PLAIN
+) -> Tensor:
     """[Q, H, D] queries at q_start on over [L, K, D] keys and values; q is scaled already."""
-    keys = torch.arange(len(k))
+    keys = torch.arange(len(kv[0]))
     queries = torch.arange(q_start, q_start + len(q))[:, None]
     seen = (keys <= queries) & ((keys > queries - window) if window else torch.tensor(True))
-    k, v = (x.repeat_interleave(GROUP, dim=1).transpose(0, 1) for x in (k, v))
+    k, v = (x.repeat_interleave(GROUP, dim=1).transpose(0, 1) for x in kv)
     scores = q.transpose(0, 1) @ k.transpose(1, 2)
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    return (weights @ v).transpose(0, 1)
+    if softmax.softcap:
+        scores = softmax.softcap * torch.tanh(scores / softmax.softcap)
+    exponentials = scores.masked_fill(~seen, -torch.inf).exp()
+    sums = exponentials.sum(-1, keepdim=True)
+    if softmax.sinks_H is not None:
+        sums += softmax.sinks_H.exp()[:, None, None]
+    return (exponentials / sums @ v).transpose(0, 1)
 
 
 ROW = st.tuples(st.integers(0, 40), st.integers(1, 12))
@@ -71,7 +85,7 @@ ROW = st.tuples(st.integers(0, 40), st.integers(1, 12))
     decode=st.lists(st.integers(0, 50), max_size=6),
     prefill=st.lists(ROW, max_size=3),
     windows=st.sampled_from([(0,), (1,), (7,), (0, 0), (7, 7, 7), (7, 0), (0, 7, 7, 1)]),
-    softcap=st.sampled_from([0.0, 2.0]),
+    form=st.sampled_from([(0.0, False), (2.0, False), (0.0, True), (2.0, True)]),
     entry=st.sampled_from(ENTRIES),
     seed=st.integers(0, 99),
 )
@@ -79,7 +93,7 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
     decode: list[int],
     prefill: list[tuple[int, int]],
     windows: tuple[int, ...],
-    softcap: float,
+    form: tuple[float, bool],
     entry: torch.dtype,
     seed: int,
 ) -> None:
@@ -102,6 +116,7 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
     sequences = [
         torch.randn(2, len(windows), start + count, KV_HEADS, WIDTH) for start, count in rows
     ]
+    softmax = Softmax(form[0], torch.randn(KV_HEADS * GROUP) * 3 if form[1] else None)
 
     def step(spans: list[tuple[int, int]], which: list[int], num_decode: int) -> None:
         starts, counts = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
@@ -123,11 +138,12 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
                 for i in (0, 1)
             )
             queries = torch.randn(len(k), KV_HEADS * GROUP, WIDTH)
-            out = attention.attend(layer, queries, torch.stack((k, v), 1), softcap).view_as(queries)
+            kv = torch.stack((k, v), 1)
+            out = attention.attend(layer, queries, kv, *softmax).view_as(queries)
             first = 0
             for r, (s, c) in zip(which, spans, strict=True):
-                keys, values = stored(sequences[r][:, layer, : s + c], cache.formats[window])
-                expected = reference(queries[first : first + c], keys, values, s, window, softcap)
+                seen = stored(sequences[r][:, layer, : s + c], cache.formats[window])
+                expected = reference(queries[first : first + c], seen, s, window, softmax)
                 torch.testing.assert_close(out[first : first + c], expected, rtol=1e-4, atol=1e-5)
                 first += c
 
@@ -233,7 +249,7 @@ def test_what_is_lost_is_lost_by_rounding_entries_alone(
     out = torch.cat(outs).view_as(q).double()
 
     def error(k: Tensor, v: Tensor) -> float:
-        expected = reference(q.double(), k.double(), v.double(), 0, 0, 0.0)
+        expected = reference(q.double(), (k.double(), v.double()), 0)
         return float((out - expected).norm() / expected.norm())
 
     exact = [

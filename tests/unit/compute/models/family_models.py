@@ -40,7 +40,7 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 EPS = 0.05  # of norms: large enough that another one is heard
-IMAGES = "Gemma3ForConditionalGeneration"
+BESIDE_IMAGES = "ForConditionalGeneration"
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -96,16 +96,22 @@ class Family:
 
     @property
     def config_class(self) -> str:
-        return f"{self.kind}Config" if self.kind != "Gemma3" else "Gemma3TextConfig"
+        has_own = self.kind in ("Gemma3", "Llama4")
+        return f"{self.kind}TextConfig" if has_own else f"{self.kind}Config"
+
+    @property
+    def sees(self) -> bool:
+        return self.name.endswith(BESIDE_IMAGES)
 
     def config(self, **changes: Any) -> Any:
         """Return transformers' config, with these fields changed."""
         text = getattr(transformers, self.config_class)(**{**SIZES, **self.fields, **changes})
-        if self.name == IMAGES:
-            return transformers.Gemma3Config(
-                text_config=text, vision_config=VISION, mm_tokens_per_image=4, image_token_index=3
-            )
-        return text
+        if not self.sees:
+            return text
+        more = {"mm_tokens_per_image": 4} if self.kind == "Gemma3" else {}
+        return getattr(transformers, f"{self.kind}Config")(
+            text_config=text, vision_config=VISION[self.kind], image_token_index=3, **more
+        )
 
     def model(self, **changes: Any) -> PreTrainedModel:
         """Return an untrained model in eval mode."""
@@ -113,16 +119,22 @@ class Family:
 
     def model_of(self, config: Any) -> PreTrainedModel:
         torch.manual_seed(self.seed)
-        if self.name == IMAGES:
-            return transformers.Gemma3ForConditionalGeneration(config).eval()
+        if self.sees:
+            return getattr(transformers, f"{self.kind}{BESIDE_IMAGES}")(config).eval()
         if self.kind == "InternLM3":  # has no code of its own in transformers
             return transformers.AutoModelForCausalLM.from_config(config).eval()
         return getattr(transformers, f"{self.kind}ForCausalLM")(config).eval()
 
 
-VISION = {
+_VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+VISION = {
+    "Gemma3": _VISION,
+    "Llama4": {
+        **_VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16,
+    },
 }  # fmt: skip
 
 
@@ -171,6 +183,10 @@ MIXTURE = {
 }  # fmt: skip
 _WINDOWS_BY_FOUR = {"num_hidden_layers": 4, "sliding_window": WINDOW}
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3, "num_hidden_layers": 2}
+_LLAMA4 = {
+    "head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 1, "intermediate_size_mlp": 80,
+    "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "rope_parameters": LLAMA3,
+}  # fmt: skip
 ALL_FAMILIES: dict[str, Family] = {
     "llama": Family(
         "Llama", {"num_key_value_heads": 6, "rms_norm_eps": EPS}, {"rms_norm_eps": 1e-6}, seed=9
@@ -252,7 +268,7 @@ ALL_FAMILIES: dict[str, Family] = {
         "Gemma3",
         {"head_dim": 32, **_WINDOWS_BY_FOUR, "tie_word_embeddings": True},
         window=WINDOW,
-        architecture=IMAGES,
+        architecture=f"Gemma3{BESIDE_IMAGES}",
         older={"sliding_window_pattern": 6},
     ),
     "phi 3": Family(
@@ -406,6 +422,19 @@ ALL_FAMILIES: dict[str, Family] = {
         },
         {"norm_topk_prob": False},
     ),
+    "gpt-oss": Family(
+        "GptOss",
+        {
+            "head_dim": 32, "intermediate_size": 64, "rms_norm_eps": EPS,
+            "rope_parameters": _yarn(truncate=False), "sliding_window": WINDOW, **_EXPERTS,
+        },
+        {
+            "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_parameters": _yarn(),
+            "layer_types": [FULL, SLIDING], "swiglu_limit": 3.0, "swiglu_alpha": 1.0, **NO_WINDOW,
+        },
+        window=WINDOW,
+        seed=8,
+    ),
     "olmoe": Family(
         "Olmoe",
         {"intermediate_size": 48, "num_experts": 6, "rms_norm_eps": EPS, **_EXPERTS},
@@ -461,6 +490,10 @@ ALL_FAMILIES: dict[str, Family] = {
         {"topk_group": 4, "routed_scaling_factor": 1.0, "norm_topk_prob": False},
         seed=6,
     ),
+    "llama 4": Family("Llama4", _LLAMA4, {"use_qk_norm": False}, seed=8),
+    "llama 4 with images": Family(
+        "Llama4", _LLAMA4, architecture=f"Llama4{BESIDE_IMAGES}", seed=8
+    ),
     "minimax m2": Family(
         "MiniMaxM2",
         {
@@ -475,6 +508,9 @@ FAMILIES = {  # older transformers do not have all of them
 }
 
 
+ONES_OR_ZEROS = ("bias", "norm.weight", "norm1.weight", "norm2.weight", "sinks")
+
+
 def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
     """Parameters, and what transformers keeps beside them: the biases of DeepSeek's routers."""
     return [*model.named_parameters(), *model.named_buffers()]
@@ -483,9 +519,9 @@ def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
 def make_random(model: PreTrainedModel) -> PreTrainedModel:
     """Make its norms and biases random too."""
     with torch.no_grad():
-        for parameter_name, parameter in weights_of(model):
-            if parameter_name.endswith(("bias", "norm.weight", "norm1.weight", "norm2.weight")):
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, values in weights_of(model):
+            if name.endswith(ONES_OR_ZEROS):
+                values.add_(torch.randn_like(values) * 0.2)
     return model
 
 

@@ -127,6 +127,7 @@ class TestFamily:
         (tmp_path / "config.json").write_text(json.dumps(older))
         ask(serve(load_on_cpu(tmp_path, SETTINGS)), name, SHORT)
 
+    @pytest.mark.filterwarnings("ignore:Casting complex values")  # those of Llama 4's images
     def test_no_further_off_in_bfloat16_than_transformers(self, name: str, tmp_path: Path) -> None:
         """From its own rounded weights in float32, by the logprobs of a prompt."""
         rounded = copy.deepcopy(random_model(name)).to(torch.bfloat16)

@@ -25,7 +25,7 @@ BITES = [
     for name, family in FAMILIES.items()
     for field in family.bites
 ]
-SEES = re.compile("vision_tower|multi_modal_projector")
+SEES = re.compile("vision_tower|vision_model|multi_modal_projector")
 CLEAR = 1e-3  # of logits' spread; the engine's differ by less than a tenth of it
 HEARD = 1e-3  # ten times what the engine's logprobs may differ by
 
@@ -62,7 +62,7 @@ def test_every_norm_and_bias_is_heard(name: str) -> None:
     kinds = {}
     for parameter_name, parameter in weights_of(model):
         kind = re.sub(r"\.\d+\.", ".N.", parameter_name)
-        if kind.endswith(("bias", "norm.weight")) and not SEES.search(kind):
+        if kind.endswith(("bias", "norm.weight", "sinks")) and not SEES.search(kind):
             kinds.setdefault(kind, parameter)
     for kind, parameter in kinds.items():
         kept = parameter.detach().clone()

@@ -24,7 +24,7 @@ from services.compute.layers.rope import RopeSpec
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models import gguf_weights
 from services.compute.models.decoder import Decoder
-from services.compute.models.families import read_config
+from services.compute.models.families import ModelConfig, read_config
 from services.compute.models.gguf_weights import GgufFiles
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import CheckpointWeights, WeightSource
@@ -59,6 +59,7 @@ CASES = {
             "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
             "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
             "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "qwen2 moe", "olmoe",
+            "gpt-oss",
         )
     },
     "gemma 2": Case("gemma 2", {"query_pre_attn_scalar": 32}),
@@ -105,17 +106,19 @@ class DenseLinears:
         return Linear(weight, bias)
 
     def experts(
-        self, weights: Iterable[Weight], num_experts: int, bias: Tensor | None
+        self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None
     ) -> tuple[Linear, ...]:
-        return tuple(self(weight, None) for weight in weights)
+        return tuple(map(self, weights, [None] * num_experts if bias_XO is None else bias_XO))
 
 
 def decoder(
     folder: Path, source: Callable[..., WeightSource], dtype: torch.dtype = torch.float32
 ) -> Decoder[Linear]:
-    config = read_config(json.loads((folder / "config.json").read_text()))
+    return config_of(folder).build(source(folder, dtype), DenseLinears(dtype))
 
-    return config.build(source(folder, dtype), DenseLinears(dtype))
+
+def config_of(folder: Path) -> ModelConfig:
+    return read_config(json.loads((folder / "config.json").read_text()))
 
 
 def of_gguf(folder: Path, dtype: torch.dtype) -> CheckpointWeights:
@@ -123,7 +126,8 @@ def of_gguf(folder: Path, dtype: torch.dtype) -> CheckpointWeights:
 
 
 def of_safetensors(folder: Path, dtype: torch.dtype) -> CheckpointWeights:
-    return CheckpointWeights(SafetensorsFiles(folder, CPU), dtype, CPU)
+    files = SafetensorsFiles(folder, CPU, None, config_of(folder).family.stacks)
+    return CheckpointWeights(files, dtype, CPU)
 
 
 def differences(ours: Any, theirs: Any, atol: float = 1e-6, at: str = "") -> Iterator[str]:
@@ -202,6 +206,19 @@ def test_projections_of_4_and_8_bits_are_one_of_8(
     assert isinstance(alike, Packed) and alike.kind == packed_as
     expected = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0))
     assert torch.equal(mixed.dense(torch.float32)[192:], expected)
+
+
+def test_each_expert_has_its_own_blocks_of_the_one_tensor(tmp_path: Path) -> None:
+    folder = save(Case("gpt-oss"), tmp_path / "folder")
+    made = folder_of(write_gguf(folder, tmp_path / "model.gguf", GgufOptions("MXFP4")))
+    module = "model.layers.1.mlp.experts.{}.down_proj"
+    stacked_XFE = load_file(folder / "model.safetensors")[module.replace("{}.", "")]
+    weights = of_gguf(made, torch.float32)
+    for number, expert_FE in enumerate(stacked_XFE):
+        found = weights.linear([module.format(number)], [96], 64)
+        assert isinstance(found, Packed) and found.kind == "fp4"
+        expected = quantised(expert_FE.t().contiguous(), "MXFP4")
+        assert torch.equal(found.dense(torch.float32), expected)
 
 
 def quantised(tensor: Tensor, kind: str) -> Tensor:

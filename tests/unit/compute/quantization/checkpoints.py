@@ -25,6 +25,7 @@ from compressed_tensors.quantization.utils import calculate_qparams, generate_gp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Quantize, _dequantize_fp8_weight
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 Written: TypeAlias = tuple[dict[str, Tensor], Tensor]
 """The tensors of a module by their endings, and the weight [O, I] in float32 that they are."""
@@ -327,5 +328,30 @@ def quantize_folder(
     save_file(quantized, to / "model.safetensors", metadata={"format": "pt"})
     raw = json.loads((folder / "config.json").read_text())
     raw["quantization_config"] = form.config
+    (to / "config.json").write_text(json.dumps(raw))
+    return dense
+
+
+def mxfp4_folder(folder: Path, to: Path) -> dict[str, Tensor]:
+    """Write a saved gpt-oss anew with random MXFP4 experts.
+
+    Returns all tensors, those of experts as the numbers that transformers reads in the files.
+    """
+    dense, quantized = {}, {}
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            dense[name] = quantized[name] = tensor
+            continue
+        num_experts, num_in, num_out = tensor.shape
+        shape = (num_experts, num_out, num_in // 32)
+        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 126, shape, generator=generator, dtype=torch.uint8)
+        quantized |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        dense[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    to.mkdir(exist_ok=True)
+    save_file(quantized, to / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (to / "config.json").write_text(json.dumps(raw))
     return dense

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from common.errors import ConfigError, ModelError
 from services.compute.config import ComputeSettings
+from services.compute.layers.parts import Experts, SerialLayer
 from services.compute.layers.weighted_layers import KernelLinears, QuantizedLinear
 from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Packed
@@ -20,8 +23,8 @@ from services.compute.runner.model_loader import ModelLoader
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_scenarios import COUNT, GREEDY, PROMPTS
 from tests.unit.compute.engine_server import Server
-from tests.unit.compute.models.family_models import FAMILIES, make_random
-from tests.unit.compute.quantization.checkpoints import FORMS, quantize_folder
+from tests.unit.compute.models.family_models import FAMILIES, make_random, random_model
+from tests.unit.compute.quantization.checkpoints import FORMS, mxfp4_folder, quantize_folder
 from tests.unit.compute.tiny_models import greedy_ids, make_model, save_model
 
 CPU = torch.device("cpu")
@@ -34,7 +37,7 @@ DUMMY_KINDS = {
     "compressed int8 of rows": "int8",
     "awq": "int4",
     "gptq of 8 bits": "int8",
-    "compressed nvfp4": "int4",
+    "compressed nvfp4": "fp4",
     "compressed int8 and inputs": "int8",
     "modelopt FP8_PB_WO": "fp8",
 }
@@ -66,6 +69,45 @@ def test_a_quantized_folder_says_what_its_numbers_say(name: str, tmp_path: Path)
     assert served(tmp_path / "quantized") == said(model)
 
 
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+    folder = tmp_path_factory.mktemp("gpt-oss")
+    FAMILIES["gpt-oss"].save(random_model("gpt-oss"), folder)
+    return folder / "mxfp4", mxfp4_folder(folder, folder / "mxfp4")
+
+
+def test_experts_in_mxfp4_say_what_their_numbers_say(
+    mxfp4: tuple[Path, dict[str, Tensor]],
+) -> None:
+    folder, dense = mxfp4
+    model = FAMILIES["gpt-oss"].model()
+    model.load_state_dict(dense)
+    assert served(folder) == said(model)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_experts_in_mxfp4_stay_so_and_nothing_else_is(
+    mxfp4: tuple[Path, dict[str, Tensor]], load_format: Literal["auto", "dummy"]
+) -> None:
+    folder, dense = mxfp4
+    settings = SETTINGS.model_copy(update={"load_format": load_format})
+    decoder = ModelLoader.read(folder, settings, CPU).decoder(KernelLinears(torch.float32, False))
+    assert not any(isinstance(linear, QuantizedLinear) for linear in decoder.linears)
+    for number, layer in enumerate(decoder.layers):
+        assert isinstance(layer, SerialLayer) and isinstance(layer.feed_forward.part, Experts)
+        for name, (linear,) in (
+            ("gate_up_proj", layer.feed_forward.part.gate_up),
+            ("down_proj", layer.feed_forward.part.down),
+        ):
+            assert isinstance(linear, QuantizedLinear) and linear.weight.kind == "fp4"
+            assert linear.weight.group_size == 32
+            if load_format == "auto":
+                exact_XOI = dense[f"model.layers.{number}.mlp.experts.{name}"].transpose(1, 2)
+                if name == "gate_up_proj":
+                    exact_XOI = torch.cat((exact_XOI[:, ::2], exact_XOI[:, 1::2]), dim=1)
+                assert torch.equal(linear.weight.dense(torch.float32), exact_XOI.flatten(0, 1))
+
+
 @pytest.mark.parametrize("variant", ["llama", "qwen3_tied", "mistral_window"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_quantized_at_load_says_what_its_numbers_say(
@@ -78,6 +120,9 @@ def test_a_model_quantized_at_load_says_what_its_numbers_say(
             found = quantized(parameter.detach(), kind)
             assert isinstance(found, Packed)
             parameter.data = found.dense(torch.float32)
+    head = quantized(model.lm_head.weight.detach(), "int8")  # whatever the others get
+    assert isinstance(head, Packed)
+    model.lm_head.weight = nn.Parameter(head.dense(torch.float32))  # tied no more
     settings = SETTINGS.model_copy(update={"quantization": kind})
     assert served(folder, settings) == said(model) != said(model_of(variant))
 

@@ -18,7 +18,7 @@ from services.compute.quantization.packed import (
     unhalved,
 )
 
-KINDS: tuple[Quantization, ...] = ("fp8", "int8", "int4")
+KINDS: tuple[Quantization, ...] = ("fp8", "int8", "int4", "fp4")
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,9 @@ def test_integers_of_8_bits_that_were_4_keep_what_they_say_of_inputs() -> None:
     assert isinstance(both, Packed) and both.inputs_8bit
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("fp8", 0.03), ("int8", 0.01), ("int4", 0.11)])
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("fp8", 0.03), ("int8", 0.01), ("int4", 0.11), ("fp4", 0.15)]
+)
 def test_a_weight_is_rounded_by_no_more_than_its_bits_allow(
     kind: Quantization, bound: float
 ) -> None:

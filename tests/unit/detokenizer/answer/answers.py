@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from common.chat_formats import TOOL_FORMATS
 from common.messages.text import Part
+from common.parameter_kinds import Kinds
 from services.detokenizer.answer.formats import reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import AnswerParser
 
-TOOL_NAMES = ("hermes", "llama_json", "llama_pythonic", "mistral", "deepseek")
+TOOL_NAMES = tuple(TOOL_FORMATS)
 
 
 @dataclass
@@ -36,7 +38,7 @@ def joined(parts: Iterable[Part]) -> Answer:
                 answer.reasoning += part.text
             case "call":
                 assert part.index == len(answer.calls)
-                assert part.id == f"id{part.index}"
+                assert part.id == f"id{part.index}" or part.id.endswith(tuple("0123456789"))
                 answer.calls.append([part.text, ""])
             case "arguments":
                 assert part.index == len(answer.calls) - 1
@@ -47,18 +49,24 @@ def joined(parts: Iterable[Part]) -> Answer:
     return answer
 
 
-def new_parser(tools: str = "", reasoning: str = "", is_open: bool = False) -> AnswerParser:
+def new_parser(
+    tools: str = "", reasoning: str = "", is_open: bool = False, kinds: Kinds | None = None
+) -> AnswerParser:
     """Make a parser whose calls have the ids id0, id1, …"""
     return AnswerParser(
-        reasoning_parser(reasoning, is_open), tool_parser(tools), lambda index: f"id{index}"
+        reasoning_parser(reasoning, is_open), tool_parser(tools, kinds), lambda index: f"id{index}"
     )
 
 
 def parse(
-    pieces: Sequence[str], tools: str = "", reasoning: str = "", is_open: bool = False
+    pieces: Sequence[str],
+    tools: str = "",
+    reasoning: str = "",
+    is_open: bool = False,
+    kinds: Kinds | None = None,
 ) -> Answer:
     """Parse a whole answer that comes in these pieces."""
-    parser = new_parser(tools, reasoning, is_open)
+    parser = new_parser(tools, reasoning, is_open, kinds)
     parts: list[Part] = []
     for piece in pieces:
         new = parser.push(piece)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
+from common.parameter_kinds import kind_of
 from tests.unit.detokenizer.answer.answers import TOOL_NAMES, Answer, joined, new_parser, parse
 
 # Pieces of calls, whole and broken. No piece has a colon but behind `"arguments"`, so that no text
@@ -26,12 +27,18 @@ ATOMS = (
         '\n{"name": "f", "parameters": {}}',
         "<｜tool▁call▁begin｜>f<｜tool▁sep｜><｜tool▁call▁end｜>",
     ),
+    *("<tool_call>\n<function=f>\n<parameter=a>\n", "\n</parameter>\n</function>\n</tool_call>"),
+    *("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>", "</arg_value>\n</tool_call>", "g", ">"),
+    *('<invoke name="f">\n<parameter name="a">', "</parameter>\n</invoke>", "True", "<|", "final"),
+    *("<|channel|>analysis<|message|>", "<|start|>assistant", "<|channel|>commentary to=f json"),
+    "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>",
     *("[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS][", "[CALL_ID]x1[ARGS]"),
     *("<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>"),
     *(marker for markers in TOOL_FORMATS.values() for marker in markers.all if marker[1] != "C"),
 )
 JUNK = st.lists(st.sampled_from(ATOMS) | st.text(max_size=3), max_size=25).map("".join)
 NAMES = st.sampled_from(TOOL_NAMES)
+REASONING = st.sampled_from(["", "think", "harmony"])
 SENTINEL = "zqz"
 
 
@@ -47,7 +54,7 @@ def prefix(text: str, sizes: list[int], tools: str, reasoning: str, is_open: boo
     return joined(parts)
 
 
-@given(JUNK, NAMES, st.sampled_from(["", "think"]), st.booleans(), st.data())
+@given(JUNK, NAMES, REASONING, st.booleans(), st.data())
 def test_what_came_out_depends_on_the_text_and_not_on_its_cuts(
     text: str, tools: str, reasoning: str, is_open: bool, data: st.DataObject
 ) -> None:
@@ -66,7 +73,7 @@ def test_a_text_without_calls_is_its_own_content(text: str, tools: str) -> None:
         assert answer.content == text
 
 
-@given(JUNK, JUNK, NAMES, st.sampled_from(["", "think"]), st.booleans())
+@given(JUNK, JUNK, NAMES, REASONING, st.booleans())
 def test_no_word_is_lost(
     before: str, after: str, tools: str, reasoning: str, is_open: bool
 ) -> None:
@@ -130,6 +137,22 @@ def deepseek_v31(calls: list[tuple[str, str]]) -> str:
     return f"<｜tool▁calls▁begin｜>{''.join(each)}<｜tool▁calls▁end｜>"
 
 
+def kimi_k2(calls: list[tuple[str, str]]) -> str:
+    each = (
+        f"<|tool_call_begin|>functions.{name}:{at}<|tool_call_argument_begin|>{args}"
+        "<|tool_call_end|>"
+        for at, (name, args) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{''.join(each)}<|tool_calls_section_end|>"
+
+
+def harmony(calls: list[tuple[str, str]]) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{args}<|call|>"
+        for name, args in calls
+    )
+
+
 RENDERED = [
     ("hermes", hermes),
     ("llama_json", llama_json),
@@ -137,6 +160,8 @@ RENDERED = [
     ("mistral", mistral_named),
     ("deepseek", deepseek_v3),
     ("deepseek", deepseek_v31),
+    ("kimi_k2", kimi_k2),
+    ("harmony", harmony),
 ]
 
 
@@ -152,6 +177,73 @@ def test_calls_come_back_as_they_were_written(
         answer = parse(pieces, tools)
         assert answer.calls == [list(call) for call in raw]
         assert answer.content == before
+
+
+Plain = list[tuple[str, dict[str, str]]]
+
+
+def qwen3_coder(calls: Plain) -> str:
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in args.items())
+        + "</function>\n</tool_call>"
+        for name, args in calls
+    )
+
+
+def glm(calls: Plain) -> str:
+    return "\n".join(
+        f"<tool_call>{name}\n"
+        + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in args.items())
+        + "</tool_call>"
+        for name, args in calls
+    )
+
+
+def minimax(calls: Plain) -> str:
+    each = (
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in args.items())
+        + "</invoke>\n"
+        for name, args in calls
+    )
+    return f"<minimax:tool_call>\n{''.join(each)}</minimax:tool_call>"
+
+
+def plain_of(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def guessed(value: object) -> object:
+    """What a value is taken for where its kind is not known."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read = json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
+    except ValueError:
+        return value
+    return value if isinstance(read, str) else read
+
+
+@pytest.mark.parametrize("tools", ["qwen3_coder", "glm", "minimax"])
+@given(CALLS, WORDS, st.booleans())
+def test_values_between_tags_come_back_by_their_kinds(
+    tools: str, calls: list[tuple[str, dict[str, object]]], before: str, known: bool
+) -> None:
+    render = {"qwen3_coder": qwen3_coder, "glm": glm, "minimax": minimax}[tools]
+    calls = [(f"{name}_{at}", args) for at, (name, args) in enumerate(calls)]
+    kinds = {
+        name: {k: "t" if isinstance(v, str) else kind_of(v) for k, v in args.items() if known}
+        for name, args in calls
+    }
+    plain = [(name, {k: plain_of(v) for k, v in args.items()}) for name, args in calls]
+    text = f"{before}\n{render(plain)}" if before else render(plain)
+    for pieces in ([text], list(text)):
+        answer = parse(pieces, tools, kinds=kinds)
+        assert answer.content == before
+        for (name, args), (called, raw) in zip(calls, answer.calls, strict=True):
+            assert called == name
+            assert json.loads(raw) == {k: v if known else guessed(v) for k, v in args.items()}
 
 
 @given(CALLS, WORDS)
@@ -194,6 +286,11 @@ def huge(tools: str, size: int) -> str:
             "llama_pythonic": '[f(a="%s")]',
             "mistral": '[TOOL_CALLS]f[ARGS]{"a": "%s"}',
             "deepseek": '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "%s"}<｜tool▁call▁end｜>',
+            "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter></function>",
+            "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+            "minimax": '<invoke name="f"><parameter name="a">%s</parameter></invoke>',
+            "kimi_k2": '<|tool_call_begin|>f<|tool_call_argument_begin|>{"a": "%s"}',
+            "harmony": '<|channel|>analysis to=f<|message|>{"a": "%s"}<|call|>',
         }[tools]
     )
     return text % ("x{\\n" * (size // 4))
@@ -209,8 +306,9 @@ def huge(tools: str, size: int) -> str:
         lambda _, size: '</think><tool_call>{"arguments": {"a": "' + "x" * size,
         lambda _, size: "</think>" + "[{" * (size // 2),
         lambda _, size: "\n" * size,
+        lambda _, size: "</think>" + "<tool_call>f<arg_key>a</arg_key><arg_value>[" * (size // 43),
     ],
-    ids=["arguments", "space", "begins", "early", "nested", "newlines"],
+    ids=["arguments", "space", "begins", "early", "nested", "newlines", "tags"],
 )
 def test_twice_the_text_costs_twice_the_work(tools: str, make: object) -> None:
     once, twice = (calls_made(tools, make(tools, size)) for size in (2_000, 4_000))  # type: ignore[operator]
@@ -239,6 +337,6 @@ def test_every_marker_of_the_table_is_known_to_be_safe_to_search_for() -> None:
     for markers in TOOL_FORMATS.values():
         for marker in markers.all:
             assert not any(other != marker and other.startswith(marker) for other in markers.all)
-    for name in ("hermes", "deepseek", "llama_pythonic"):
+    for name in TOOL_FORMATS.keys() - {"mistral"}:
         assert all(marker.startswith("<") for marker in TOOL_FORMATS[name].all)
     assert not any(re.search(r"\s$|^\s", m.begin + m.end) for m in REASONING_FORMATS.values())

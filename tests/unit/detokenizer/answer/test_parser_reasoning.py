@@ -36,7 +36,7 @@ def test_reasoning_comes_apart(
         assert (answer.reasoning, answer.content) == (reasoning, content)
 
 
-@pytest.mark.parametrize("name", REASONING_FORMATS)
+@pytest.mark.parametrize("name", sorted(REASONING_FORMATS.keys() - {"harmony"}))
 def test_every_format_has_its_markers(name: str) -> None:
     markers = REASONING_FORMATS[name]
     text = f"{markers.begin}\nwhy\n{markers.end}\nso"
