@@ -23,10 +23,60 @@ from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.latent_attention import LatentTiling, attend_latents, load_queries
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
-from services.compute.kernels.step_buffers import AttentionCall, StepInputs
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    NUM_ROWS,
+    AttentionCall,
+    StepInputs,
+)
 
 CHUNK_ROWS = 64
 """Rows of a tile, queries times heads: their sums take half of a multiprocessor's registers."""
+
+
+@triton.jit
+def _mark_kernel(
+    counts,
+    q_start_R,
+    q_len_R,
+    token_start_R,
+    sums_TH,
+    H: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    DECODE_ROWS_AT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if row < tl.load(counts + ROWS_AT):
+        sees_context = (tl.load(q_start_R + row) > 0) | (row < tl.load(counts + DECODE_ROWS_AT))
+        mark = tl.where(sees_context, 0.0, float("-inf"))
+        first = tl.load(token_start_R + row).to(tl.int64) * H
+        size = tl.load(q_len_R + row) * H
+        stride = tl.num_programs(1) * BLOCK
+        for begin in range(tl.program_id(1) * BLOCK, size, stride):
+            at = begin + tl.arange(0, BLOCK)
+            tl.store(sums_TH + first + at, mark + at * 0.0, mask=at < size)
+
+
+MARK_BLOCK, MARK_PROGRAMS = 1024, 16
+"""A row of 8,192 tokens and 16 heads is eight turns of each program."""
+
+
+def mark_contexts(inputs: StepInputs, sums_TH: Tensor, num_tokens: int) -> None:
+    """Say by minus infinity which tokens of a step have nothing before their chunks: those of rows
+    that begin their text. Results of other rows overwrite theirs, layer by layer."""
+    _mark_kernel[(min(len(inputs.row_slot_R), num_tokens), MARK_PROGRAMS)](
+        inputs.counts,
+        inputs.q_start_R,
+        inputs.q_len_R,
+        inputs.token_start_R,
+        sums_TH,
+        H=sums_TH.shape[1],
+        ROWS_AT=NUM_ROWS,
+        DECODE_ROWS_AT=NUM_DECODE_ROWS,
+        BLOCK=MARK_BLOCK,
+        num_warps=4,
+    )
 
 
 @triton.jit
@@ -132,7 +182,7 @@ def latent_context_attention(
     """The same to what lies before the queries' own chunks alone.
 
     `sums_TH` (float32) gets the logarithms, to base 2, of the sums of exponentials that results
-    were divided by: minus infinity where there is nothing before, and then no result.
+    were divided by.
     """
     _attend(call, inputs, work, num_tokens, sums_TH, tiling)
 

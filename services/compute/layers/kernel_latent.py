@@ -73,6 +73,7 @@ def attend_latent(
         step.positions_T,
         step.tables,
         absorbed_THW,
+        context_sums_TH=None if own_chunks is None else own_chunks.context_sums_TH,
         invariant=invariant,
         pdl=pdl,
     )
