@@ -40,11 +40,7 @@ from services.compute.kernels.kv_entries import (
 from services.compute.kernels.kv_format import LayerPages, dequantize
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import LOG2_E
-from services.compute.kernels.step_buffers import (
-    NUM_DECODE_ROWS,
-    AttentionCall,
-    StepInputs,
-)
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 MAX_GROUP = 64
 """Heads of a tile at most: their sums take half of a multiprocessor's registers."""
@@ -384,13 +380,11 @@ def latent_decode_attention(
     )
 
 
-def latent_attention_reference(
-    call: AttentionCall, inputs: StepInputs, rows: range | None = None
-) -> None:
-    """Of these rows, or of the decode rows: in float64."""
+def latent_attention_reference(call: AttentionCall, inputs: StepInputs, rows: range) -> None:
+    """Of these rows, in float64."""
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
     page_tokens, rank = pages.shape[3], out_THR.shape[2]
-    for row in range(int(inputs.counts[NUM_DECODE_ROWS])) if rows is None else rows:
+    for row in rows:
         first, start = int(inputs.token_start_R[row]), int(inputs.q_start_R[row])
         num_q = int(inputs.q_len_R[row])
         end = start + num_q
