@@ -20,8 +20,6 @@ from benchmarks.kernels.decode_attention import COLD_BYTES, PAGE_TOKENS, lengths
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.kv_format import FP8, LayerFormat
 from services.compute.kernels.latent_attention import (
-    LatentTiling,
-    head_tiles,
     latent_decode_attention,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
@@ -31,6 +29,11 @@ from services.compute.kernels.latent_prefill import (
     ChunkTiling,
     ExpandedChunks,
     own_chunk_attention,
+)
+from services.compute.kernels.latent_tiling import (
+    LatentTiling,
+    extra_programs,
+    head_tiles,
 )
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.rotate_and_store import RotaryTables
@@ -48,6 +51,9 @@ DECODE_TILINGS = {
     "V2 Lite": ((32, 4, 4), (32, 8, 3), (32, 8, 4), (32, 4, 6), (64, 8, 2), (64, 8, 3), (16, 4, 5)),
     "V3": ((32, 8, 2), (32, 8, 4), (16, 8, 4)),
 }
+OTHERS = {"V2 Lite": 132, "V3": 264}
+"""Programs beyond one for each row and tile, others than are chosen."""
+
 FP8_TILINGS = ((64, 8, 3), (32, 8, 4))
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))
 """(positions of a block, warps, stages)"""
@@ -65,14 +71,15 @@ def cases() -> Iterator[Case]:
             yield from _decode_case(model, "64x4096", LatentTiling(*tiling), FP8)
         for tiling in DECODE_TILINGS[model]:
             yield from _decode_case(model, "64x4096", LatentTiling(*tiling))
+            yield from _decode_case(model, "64x4096", LatentTiling(*tiling), programs=OTHERS[model])
         yield from _chunk_case(model, "4096")
-        for tiling in CHUNK_TILINGS:
-            yield from _chunk_case(model, "4096", LatentTiling(*tiling))
         yield from _own_case(model, "4096")
-        for own in OWN_TILINGS:
-            yield from _own_case(model, "4096", ChunkTiling(*own))
         for num_tokens in (1, 64, 4096):
             yield from _around(model, num_tokens)
+    for tiling in CHUNK_TILINGS:
+        yield from _chunk_case("V2 Lite", "4096", LatentTiling(*tiling))
+    for own in OWN_TILINGS:
+        yield from _own_case("V2 Lite", "4096", ChunkTiling(*own))
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -100,11 +107,19 @@ def _decode_case(
     batch: str,
     tiling: LatentTiling | None = None,
     entry: torch.dtype = torch.bfloat16,
+    programs: int = 0,
 ) -> Iterator[Case]:
     heads, lengths, device = HEADS[model], lengths_of(batch), torch.device("cuda")
     inputs, resident, num_pages = decode_attention.step_of(lengths, device)
     rows, tiles = len(lengths), head_tiles(heads)
-    work = DecodeWork.make(rows, tiles, heads // tiles, RANK, device=device)
+    work = DecodeWork.make(
+        rows,
+        tiles,
+        heads // tiles,
+        RANK,
+        device=device,
+        extra_programs=programs or extra_programs(heads),
+    )
     plan_decode(inputs, work, PAGE_TOKENS, rows)
     form = LayerFormat(1, PAGE_TOKENS, WIDTH, torch.bfloat16, entry, RANK)
     num_bytes = sum(lengths) * form.num_bytes // PAGE_TOKENS + rows * heads * (WIDTH + RANK) * 2
@@ -129,6 +144,7 @@ def _decode_case(
     yield from _fitting(
         Case(
             f"latent_decode {model} {batch}{' fp8' * (entry == FP8)}{_said(tiling)}"
+            + f" programs {programs}" * (programs > 0)
             + f" ({launches} launches)" * (launches > 1),
             [partial(run, [launch() for _ in range(launches)]) for _ in range(num_runs)],
             num_bytes=launches * num_bytes,

@@ -2,18 +2,16 @@
 of their columns and values by those of the latent.
 
 A tile is the heads of one query, or of some queries of a chunk (latent_chunks.py), so that an entry
-is read once for all of them; of more than MAX_GROUP heads there are several tiles. Decode rows are
-split over the context as decode_plan's list says; a second launch merges rows that were cut, a head
-at a time, as the mix of a latent is wide. Queries come absorbed, and results are mixes of latents
-(latent_heads.py).
+is read once for all of them; of many heads there are several tiles (latent_tiling.py). Decode rows
+are split over the context as decode_plan's list says; a second launch merges rows that were cut, a
+head at a time, as the mix of a latent is wide. Queries come absorbed, and results are mixes of
+latents (latent_heads.py).
 
 Shape legend: T tokens, H heads, M rows of a tile, N positions of a block, R width of a latent, P of
 the rotated part, W = R + P, I items, S chunks merged at once.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -38,41 +36,12 @@ from services.compute.kernels.kv_entries import (
     split_scales,
 )
 from services.compute.kernels.kv_format import LayerPages, dequantize
+from services.compute.kernels.latent_tiling import LatentTiling, head_tiles
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
-MAX_GROUP = 64
-"""Heads of a tile at most: their sums take half of a multiprocessor's registers."""
-
 MERGE_CHUNKS = 16
-
-
-def head_tiles(num_heads: int) -> int:
-    """How many tiles the heads of a query are, all of one size."""
-    tiles = -(-num_heads // MAX_GROUP)
-    while num_heads % tiles:
-        tiles += 1
-    return tiles
-
-
-@dataclass(frozen=True, slots=True)
-class LatentTiling:
-    """How a program walks through entries."""
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-    @staticmethod
-    def of(dtype: torch.dtype, num_rows: int) -> LatentTiling:
-        """Of tiles of so many rows; a block of 32 entries in 16 bits takes 36 KiB, and there is one
-        less than stages. Of few rows two programs fit a multiprocessor."""
-        if dtype == torch.float32:
-            return LatentTiling(16, num_warps=8, num_stages=2)
-        if num_rows <= 16:
-            return LatentTiling(32, num_warps=4, num_stages=3)
-        return LatentTiling(32, num_warps=8, num_stages=3)
 
 
 @triton.jit

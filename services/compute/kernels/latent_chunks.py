@@ -20,7 +20,13 @@ from torch import Tensor
 from services.compute.kernels.decode_plan import padded
 from services.compute.kernels.kv_entries import Codes
 from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.latent_attention import LatentTiling, attend_latents, load_queries
+from services.compute.kernels.latent_attention import (
+    attend_latents,
+    load_queries,
+)
+from services.compute.kernels.latent_tiling import (
+    LatentTiling,
+)
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
 from services.compute.kernels.step_buffers import (
