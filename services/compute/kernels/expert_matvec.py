@@ -74,9 +74,10 @@ def _sums(
     if FORM is None:
         y_R = _plain_sums(x_ptr, code_ptr, o_R, o_in, NUM_IN, UNIT_BYTES * UNITS, EVEN)
     else:
+        KIND: tl.constexpr = FORM[3]  # Triton 3.6 passes a text on as one of these alone
         y_R = packed_sums(
             x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN, FORM[0], FORM[1], FORM[2],
-            FORM[3], FORM[4], FORM[5], FORM[6], UNITS, UNIT_BYTES, EVEN,
+            KIND, FORM[4], FORM[5], FORM[6], UNITS, UNIT_BYTES, EVEN,
         )  # fmt: skip
     return y_R
 
