@@ -51,7 +51,7 @@ DECODE_TILINGS = {
     "V2 Lite": ((32, 4, 4), (32, 8, 3), (32, 8, 4), (32, 4, 6), (64, 8, 2), (64, 8, 3), (16, 4, 5)),
     "V3": ((32, 8, 2), (32, 8, 4), (16, 8, 4)),
 }
-OTHERS = {"V2 Lite": 132, "V3": 264}
+OTHERS = {"V2 Lite": (68, 132, 264), "V3": (4, 68)}
 """Programs beyond one for each row and tile, others than are chosen."""
 
 FP8_TILINGS = ((64, 8, 3), (32, 8, 4))
@@ -71,7 +71,8 @@ def cases() -> Iterator[Case]:
             yield from _decode_case(model, "64x4096", LatentTiling(*tiling), FP8)
         for tiling in DECODE_TILINGS[model]:
             yield from _decode_case(model, "64x4096", LatentTiling(*tiling))
-            yield from _decode_case(model, "64x4096", LatentTiling(*tiling), programs=OTHERS[model])
+        for programs in OTHERS[model]:
+            yield from _decode_case(model, "64x4096", programs=programs)
         yield from _chunk_case(model, "4096")
         yield from _own_case(model, "4096")
         for num_tokens in (1, 64, 4096):

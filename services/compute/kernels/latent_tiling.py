@@ -1,4 +1,4 @@
-"""How attention over latents is divided: heads into tiles, entries into blocks, rows among programs."""
+"""How attention over latents is divided: heads into tiles, entries into blocks, rows into chunks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ def head_tiles(num_heads: int) -> int:
 
 
 def extra_programs(num_heads: int) -> int:
-    """Programs that a step may have beyond one for each row and tile: as many as run at once."""
+    """Programs that a step may have beyond one for each row and tile.
+
+    Where two fit a multiprocessor, 64 rows are cut into as many as run at once on an H200.
+    """
     group = num_heads // head_tiles(num_heads)
-    return EXTRA_PROGRAMS * (2 if group <= FEW_ROWS else 1)
+    return EXTRA_PROGRAMS if group > FEW_ROWS else 2 * EXTRA_PROGRAMS - 64
 
 
 @dataclass(frozen=True, slots=True)
