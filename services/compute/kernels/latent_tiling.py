@@ -1,4 +1,4 @@
-"""How attention over latents is divided: heads into tiles, entries into blocks, rows into chunks."""
+"""How attention over latents is cut: heads into tiles, entries into blocks, rows into chunks."""
 
 from __future__ import annotations
 
