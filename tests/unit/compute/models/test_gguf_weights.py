@@ -34,11 +34,13 @@ from tests.unit.compute.models.family_models import (
     ALL_FAMILIES,
     FAMILIES,
 )
-from tests.unit.compute.models.family_recipes import make_random
+from tests.unit.compute.models.family_recipes import longrope, make_random, yarn
 
 Changes = dict[str, Any]
 CPU = torch.device("cpu")
 NO_WINDOW: Changes = {"sliding_window": None}
+PHI_128K = longrope(8)
+PHI_128K["rope_parameters"] |= {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ CASES = {
             "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
             "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
             "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "qwen2 moe", "olmoe",
-            "hunyuan a13b", "ernie 4.5 moe", "minimax m2",
-            "gpt-oss",
+            "hunyuan a13b", "ernie 4.5 moe", "minimax m2", "gpt-oss", "deepseek v2", "deepseek v3",
+            "granite moe", "granite moe with a shared expert",
         )
     },
     "gemma 2": Case("gemma 2", {"query_pre_attn_scalar": 32}),
@@ -77,8 +79,17 @@ CASES = {
     "smollm 3": Case("smollm 3", {"no_rope_layer_interval": 4}),
     "starcoder2": Case("starcoder2", NO_WINDOW),
     "internlm 2": Case("llama", options=GgufOptions(architecture="internlm2")),
-    "glm 4.5": Case(
-        "glm 4.5", {"n_group": 1, "topk_group": 1}, GgufOptions(more=add_layer_behind)
+    "glm 4.5": Case("glm 4.5", options=GgufOptions(more=add_layer_behind)),
+    "deepseek v2 lite": Case(
+        "deepseek v2 lite",
+        {"rope_parameters": yarn(mscale=0.7, mscale_all_dim=0.7)},
+        GgufOptions(whole_latents=True),
+    ),
+    "llama 4": Case("llama 4"),
+    "phi 3.5 moe": Case("phi 3.5 moe", {"router_jitter_noise": 0.01}),
+    "phi 3.5 moe 128k": Case(
+        "phi 3.5 moe",
+        {"router_jitter_noise": 0.01, **PHI_128K},
     ),
     "mixtral": Case("mixtral", NO_WINDOW),
     "qwen3 moe": Case("qwen3 moe", {"mlp_only_layers": []}),
