@@ -48,7 +48,8 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=20).map(
 UNMERGED = "ĠHTTPServer"  # a token that no merges make
 NUM_CASES = num_cases(60, 3000)
 
-# As tokenizer.json of Llama 3, Qwen2, Mistral Nemo, Phi-4-mini and DeepSeek-V3 has them, and Kimi K2's code.
+# As tokenizer.json of Llama 3, Qwen2, Mistral Nemo, Phi-4-mini and DeepSeek-V3 has them, and the
+# code of Kimi K2.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
