@@ -18,9 +18,8 @@ from benchmarks.kernels import decode_attention, prefill_attention
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.decode_attention import COLD_BYTES, PAGE_TOKENS, lengths_of
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.kv_format import FP8, LayerFormat
 from services.compute.kernels.latent_attention import (
-    LatentTiling,
-    head_tiles,
     latent_decode_attention,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
@@ -30,6 +29,11 @@ from services.compute.kernels.latent_prefill import (
     ChunkTiling,
     ExpandedChunks,
     own_chunk_attention,
+)
+from services.compute.kernels.latent_tiling import (
+    LatentTiling,
+    extra_programs,
+    head_tiles,
 )
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.rotate_and_store import RotaryTables
@@ -47,6 +51,10 @@ DECODE_TILINGS = {
     "V2 Lite": ((32, 4, 4), (32, 8, 3), (32, 8, 4), (32, 4, 6), (64, 8, 2), (64, 8, 3), (16, 4, 5)),
     "V3": ((32, 8, 2), (32, 8, 4), (16, 8, 4)),
 }
+OTHERS = {"V2 Lite": (68, 132, 264), "V3": (4, 68)}
+"""Programs beyond one for each row and tile, others than are chosen."""
+
+FP8_TILINGS = ((64, 8, 3), (32, 8, 4))
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))
 """(positions of a block, warps, stages)"""
 
@@ -58,16 +66,21 @@ def cases() -> Iterator[Case]:
     for model in HEADS:
         for batch in ("1x600", "1x4096", "8x600", "64x4096"):
             yield from _decode_case(model, batch)
+        yield from _decode_case(model, "64x4096", entry=FP8)
+        for tiling in FP8_TILINGS:
+            yield from _decode_case(model, "64x4096", LatentTiling(*tiling), FP8)
         for tiling in DECODE_TILINGS[model]:
             yield from _decode_case(model, "64x4096", LatentTiling(*tiling))
+        for programs in OTHERS[model]:
+            yield from _decode_case(model, "64x4096", programs=programs)
         yield from _chunk_case(model, "4096")
-        for tiling in CHUNK_TILINGS:
-            yield from _chunk_case(model, "4096", LatentTiling(*tiling))
         yield from _own_case(model, "4096")
-        for own in OWN_TILINGS:
-            yield from _own_case(model, "4096", ChunkTiling(*own))
         for num_tokens in (1, 64, 4096):
             yield from _around(model, num_tokens)
+    for tiling in CHUNK_TILINGS:
+        yield from _chunk_case("V2 Lite", "4096", LatentTiling(*tiling))
+    for own in OWN_TILINGS:
+        yield from _own_case("V2 Lite", "4096", ChunkTiling(*own))
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -90,20 +103,39 @@ def _fitting(case: Case) -> Iterator[Case]:
     yield case
 
 
-def _decode_case(model: str, batch: str, tiling: LatentTiling | None = None) -> Iterator[Case]:
+def _decode_case(
+    model: str,
+    batch: str,
+    tiling: LatentTiling | None = None,
+    entry: torch.dtype = torch.bfloat16,
+    programs: int = 0,
+) -> Iterator[Case]:
     heads, lengths, device = HEADS[model], lengths_of(batch), torch.device("cuda")
     inputs, resident, num_pages = decode_attention.step_of(lengths, device)
     rows, tiles = len(lengths), head_tiles(heads)
-    work = DecodeWork.make(rows, tiles, heads // tiles, RANK, device=device)
+    work = DecodeWork.make(
+        rows,
+        tiles,
+        heads // tiles,
+        RANK,
+        device=device,
+        extra_programs=programs or extra_programs(heads),
+    )
     plan_decode(inputs, work, PAGE_TOKENS, rows)
-    num_bytes = sum(lengths) * WIDTH * 2 + rows * heads * (WIDTH + RANK) * 2
+    form = LayerFormat(1, PAGE_TOKENS, WIDTH, torch.bfloat16, entry, RANK)
+    num_bytes = sum(lengths) * form.num_bytes // PAGE_TOKENS + rows * heads * (WIDTH + RANK) * 2
     num_runs = min(MAX_RUNS, -(-COLD_BYTES // num_bytes) + 1)
     launches = -(-COLD_BYTES // (num_bytes * num_runs))
 
     def launch() -> Callable[[], None]:
-        pages = _random(num_pages, 1, 1, PAGE_TOKENS, WIDTH)
+        raw = torch.zeros(num_pages, form.num_bytes, device=device, dtype=torch.uint8)
+        pages = form.pages(raw, 0)
+        pages.entries.copy_(_random(*pages.entries.shape))
+        if pages.scales is not None:
+            pages.scales.fill_(1.0)
         q_THW, out_THR = _random(rows, heads, WIDTH), _random(rows, heads, RANK)
-        call = AttentionCall(q_THW, pages, resident.page_table[0], out_THR, SCALE)
+        call = AttentionCall(q_THW, pages.entries, resident.page_table[0], out_THR, SCALE)
+        call = call._replace(kv_scales=pages.scales)
         return partial(latent_decode_attention, call, work, rows, tiling=tiling)
 
     def run(calls: list[Callable[[], None]]) -> None:
@@ -112,7 +144,8 @@ def _decode_case(model: str, batch: str, tiling: LatentTiling | None = None) -> 
 
     yield from _fitting(
         Case(
-            f"latent_decode {model} {batch}{_said(tiling)}"
+            f"latent_decode {model} {batch}{' fp8' * (entry == FP8)}{_said(tiling)}"
+            + f" programs {programs}" * (programs > 0)
             + f" ({launches} launches)" * (launches > 1),
             [partial(run, [launch() for _ in range(launches)]) for _ in range(num_runs)],
             num_bytes=launches * num_bytes,

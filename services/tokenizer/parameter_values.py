@@ -26,7 +26,7 @@ from common.parameter_kinds import (
     kind_of,
 )
 from services.tokenizer.functions import Function
-from services.tokenizer.schemas import REMARKS, SHARED
+from services.tokenizer.schemas import CALENDAR_PATTERNS, FORMATS, REMARKS, SHARED
 
 _MAX_DEPTH = 8
 _MAX_TEXT = 1000  # the longest bound of a text; an automaton has as many states
@@ -39,7 +39,7 @@ _KINDS = {
     "array": ARRAY,
     "object": OBJECT,
 }
-_STRING_RULES = frozenset({"contentEncoding", "contentMediaType", "format", "pattern"})
+_ENFORCED = FORMATS | CALENDAR_PATTERNS.keys()  # formats that a grammar of JSON holds
 _WAYS = frozenset({"$ref", "anyOf", "oneOf"})
 _COMBINED = frozenset({"allOf", "dependentSchemas", "else", "if", "not", "then"})
 
@@ -170,7 +170,7 @@ def _typed(schema: dict[str, Any], rules: set[str]) -> Iterator[Any]:
     given = schema.get("type", list(_KINDS))
     types = given if isinstance(given, list) else [given]
     if "string" in types:
-        if rules & _STRING_RULES:
+        if "pattern" in rules or str(schema.get("format")) in _ENFORCED:
             raise _NotPlain
         yield _text(schema)
     if set(types) >= {"integer", "number"}:

@@ -12,7 +12,7 @@ from common.json_schema import demands_nothing
 _WHITESPACE = r" |\r?\n[ \t]{0,20}"
 # The formats that llguidance enforces, without those of dates. JSON Schema lets a validator ignore
 # a format, so others are left out.
-_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 SHARED = ("$defs", "definitions")  # where schemas keep what they refer to
 _VALUES = frozenset({"const", "enum"})  # data, not schemas
 _MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
@@ -81,6 +81,20 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "additionalProperties": schema.get("additionalProperties", False)}
 
 
+def moved(schema: Any, at: str) -> Any:
+    """Redirect references to the schema's root to its new place; shared parts stay at the top."""
+    if isinstance(schema, list):
+        return [moved(item, at) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy = {key: moved(value, at) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        if not reference.startswith(tuple(f"#/{key}/" for key in SHARED)):
+            copy["$ref"] = at + reference[1:]
+    return copy
+
+
 def _cleaned(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_cleaned(item) for item in schema]
@@ -94,7 +108,7 @@ def _cleaned(schema: Any) -> Any:
             cleaned[key] = {name: _cleaned(inner) for name, inner in value.items()}
         elif key in _VALUES:
             cleaned[key] = value
-        elif key != "format" or not isinstance(value, str) or value in _FORMATS:
+        elif key != "format" or not isinstance(value, str) or value in FORMATS:
             cleaned[key] = _cleaned(value)
     pattern = CALENDAR_PATTERNS.get(str(schema.get("format")))
     if pattern is not None and "pattern" in cleaned:

@@ -31,7 +31,7 @@ from services.tokenizer.lark import (
     repeated,
     separated,
 )
-from services.tokenizer.schemas import SHARED, closed, prepared
+from services.tokenizer.schemas import SHARED, closed, moved, prepared
 from services.tokenizer.xml_grammars import ParameterGrammar
 
 _FENCE = "```json"
@@ -65,7 +65,8 @@ def call_grammar(
     """Return the grammar of one to `max_calls` calls, their arguments valid by the schemas."""
     layout = _LAYOUTS[format.tool_format](vocabulary, format.template)
     bodies = one_of([layout.call(number, function) for number, function in enumerate(functions)])
-    body = Fragment("call", (f"call: {bodies.expression}", *bodies.rules), bodies.grammars)
+    rules = dict.fromkeys((f"call: {bodies.expression}", *bodies.rules))
+    body = Fragment("call", tuple(rules), bodies.grammars)
     call = in_order(layout.call_begin, body, layout.call_end)
     return in_order(layout.begin, separated(call, layout.separator, max_calls), layout.end)
 
@@ -193,33 +194,19 @@ def _llama_json(vocabulary: Vocabulary, template: str) -> CallLayout:
 def _call_schema(function: Function, markers: ToolMarkers) -> Any:
     inner = closed(function.parameters)
     at = f"#/properties/{markers.arguments_key}"
-    shared = {key: _moved(inner[key], at) for key in SHARED if key in inner}
+    shared = {key: moved(inner[key], at) for key in SHARED if key in inner}
     rest = {key: value for key, value in inner.items() if key not in SHARED}
     schema = {
         **shared,
         "type": "object",
         "properties": {
             markers.name_key: {"const": function.name},
-            markers.arguments_key: _moved(rest, at),
+            markers.arguments_key: moved(rest, at),
         },
         "required": [markers.name_key, markers.arguments_key],
         "additionalProperties": False,
     }
     return prepared(schema, lenient=not function.strict)
-
-
-def _moved(schema: Any, at: str) -> Any:
-    """Redirect references to the schema's root to its new place; shared parts stay at the top."""
-    if isinstance(schema, list):
-        return [_moved(item, at) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, at) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        if not reference.startswith(tuple(f"#/{key}/" for key in SHARED)):
-            moved["$ref"] = at + reference[1:]
-    return moved
 
 
 def _llama_pythonic(vocabulary: Vocabulary, template: str) -> CallLayout:

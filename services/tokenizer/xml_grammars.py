@@ -26,8 +26,9 @@ from services.tokenizer.lark import (
     repeated,
 )
 from services.tokenizer.parameter_values import Text, Value, values_of
-from services.tokenizer.schemas import SHARED, prepared
+from services.tokenizer.schemas import SHARED, moved, prepared
 
+_ROOT = "all-parameters"  # what is referred to beside the schema's own definitions
 _TEXT = r"(.|\n)"
 _SPACE = r"[ \t\r\n]*"
 # What texts begin with that are, or could become, JSON of a kind, and words that are.
@@ -57,7 +58,6 @@ class ParameterGrammar:
         parameters = function.parameters
         required = parameters.get("required")
         wanted = set(map(str, required)) if isinstance(required, list) else set()
-        shared = {key: parameters[key] for key in SHARED if key in parameters}
         parts: list[Fragment] = []
         for at, (name, value) in enumerate(values_of(function).items()):
             if not name or _IN_TAGS.intersection(name):
@@ -65,7 +65,7 @@ class ParameterGrammar:
             if function.input_lark:
                 written = self._input(number, function)
             else:
-                written = self._value(f"{number}_{at}", value, shared, function.strict)
+                written = self._value(f"{number}_{at}", value, function)
             part = in_order(self._key(literal(name)), written)
             parts.append(part if name in wanted or function.input_lark else optional(part))
         is_open = parameters.get("additionalProperties", True) in (True, {})
@@ -73,53 +73,63 @@ class ParameterGrammar:
             parts.append(self._any(number))
         return in_order(*parts)
 
-    def _key(self, key: str) -> str:
-        tags, spelled = self._tags, self._vocabulary.spelled
-        behind = spelled(tags.key_end + self._before_value)
-        return f"{spelled(tags.key_begin)} {key} {behind}"
+    def _key(self, key: str) -> Fragment:
+        begin = self._shared("key_begin", self._tags.key_begin)
+        return in_order(
+            begin, key, self._shared("key_end", self._tags.key_end + self._before_value)
+        )
+
+    def _shared(self, name: str, text: str) -> Fragment:
+        """Write a text that all parameters have as a rule: a grammar has 65,000 symbols at most."""
+        return Fragment(name, (f"{name}: {self._vocabulary.spelled(text)}",))
 
     def _any(self, number: int) -> Fragment:
         """Return the grammar of any parameters."""
         name = f"key_{number}"
-        parameter = in_order(self._key(name), self._text(f"{number}_any", Text(), TEXT))
+        parameter = in_order(self._key(name), self._text(Text(), TEXT))
         key = f"{name}: /[A-Za-z_][A-Za-z0-9_.\\-]*/"
         return repeated(replace(parameter, rules=(key, *parameter.rules)))
 
     def _input(self, number: int, function: Function) -> Fragment:
         name = f"input_{number}"
         text = Fragment(f"@{name}", grammars=((name, function.input_lark),))
-        return in_order(literal('"'), text, literal('"'), self._ended())
+        return in_order(literal('"'), text, literal('"'), self._end)
 
-    def _value(self, name: str, value: Value, shared: dict[str, Any], strict: bool) -> Fragment:
+    def _value(self, name: str, value: Value, function: Function) -> Fragment:
         """Return the grammar of a value and of what stands behind it."""
         is_free = any(not text.choices for text in value.texts)
-        ways = [
-            self._text(f"{name}_{at}", text, value.kinds) for at, text in enumerate(value.texts)
-        ]
+        ways = [self._text(text, value.kinds) for text in value.texts]
         for at, schema in enumerate(value.schemas):
             words = _words(schema) if is_free else ()
             ways += [Fragment(self._ended(word)) for word in words]
             if words:
                 continue
             rule = f"value_{name}_{at}"
-            if isinstance(schema, dict):
-                schema = {**shared, **schema}
-            written = Fragment(rule, (json_rule(rule, prepared(schema, lenient=not strict)),))
-            ways.append(in_order(written, self._ended()))
+            whole = prepared(_rooted(schema, function.parameters), lenient=not function.strict)
+            written = Fragment(rule, (json_rule(rule, whole),))
+            ways.append(in_order(written, self._end))
         return one_of(ways)
 
-    def _ended(self, text: str = "") -> str:
+    @property
+    def _end(self) -> Fragment:
+        return self._shared("value_end", f"{self._line}{self._tags.value_end}{self._behind}")
+
+    def _ended(self, text: str) -> str:
         """Write a text and the end of a value, in one lexeme if the end is no special token."""
         return self._vocabulary.spelled(f"{text}{self._line}{self._tags.value_end}{self._behind}")
 
-    def _text(self, name: str, text: Text, kinds: str) -> Fragment:
-        """Return the grammar of a text and its end; of one unlike JSON of the value's kinds."""
+    def _text(self, text: Text, kinds: str) -> Fragment:
+        """Return the grammar of a text and its end; of one unlike JSON of the value's kinds.
+
+        Texts alike share their rules, which the grammar has once.
+        """
         if text.choices:
             return one_of([Fragment(self._ended(each)) for each in text.choices])
         end, behind = self._tags.value_end, self._vocabulary.spelled
         most = "" if text.max_length is None else text.max_length
         inside = f"{_TEXT}{{{text.min_length},{most}}}"
-        rule, token = f"text_{name}", f"TEXT_{name.upper()}"
+        rule = f"text_{kinds}_{text.min_length}_{most}"
+        token = rule.upper()
         is_token = self._vocabulary.is_special(end)
         shown = "" if is_token else escaped(end)
         line = escaped(self._line)
@@ -128,9 +138,24 @@ class ParameterGrammar:
         if like_json := _like_json(kinds):
             kept += f" & ~/{like_json}{line}{shown}/"
         tail = behind(f"{end}{self._behind}") if is_token else behind(self._behind)
+        ended = f"{rule}_ended"
         if is_token:
-            return Fragment(f"{token} {tail}", (f"{token}: {kept}",))
-        return in_order(Fragment(rule, (f"{rule}[lazy]: {token}", f"{token}: {kept}")), tail)
+            return Fragment(ended, (f"{ended}: {token} {tail}", f"{token}: {kept}"))
+        rules = (f"{ended}: {rule} {tail}", f"{rule}[lazy]: {token}", f"{token}: {kept}")
+        return Fragment(ended, rules)
+
+
+def _rooted(schema: Any, parameters: dict[str, Any]) -> Any:
+    """Return a parameter's schema with all that it refers to."""
+    if not isinstance(schema, dict):
+        return schema
+    shared = {key: value for key, value in parameters.items() if key in SHARED}
+    alone = {**shared, **schema}
+    whole = moved(alone, f"#/$defs/{_ROOT}")
+    if whole != alone:
+        rest = {key: value for key, value in parameters.items() if key not in SHARED}
+        whole["$defs"] = {**whole.get("$defs", {}), _ROOT: moved(rest, f"#/$defs/{_ROOT}")}
+    return whole
 
 
 def _like_json(kinds: str) -> str:

@@ -24,6 +24,7 @@ from services.tokenizer.parameter_values import kinds_by_function
 from tests.cases import num_cases
 from tests.unit.detokenizer.answer.answers import parse
 from tests.unit.tokenizer.walks import Model, model, tool
+from tests.unit.tokenizer.written_calls import FORMATS as FORMATS_OF_CALLS
 
 ANY = {"type": "object"}
 FIELDS = {
@@ -119,7 +120,8 @@ def test_the_text_of_a_custom_tool_is_read_as_its_grammar_has_it(
         assert re.fullmatch(r'begin\n(\+[^\n]*\n)*"end"', CustomInput().push(arguments)), written
 
 
-def test_one_of_a_thousand_tools_is_written_and_read() -> None:
+@pytest.mark.parametrize("name", ["hermes", "glm"])
+def test_one_of_a_thousand_tools_is_written_and_read(name: str) -> None:
     fields = {
         "type": "object",
         "properties": {f"field_{at}": {"type": "string"} for at in range(8)},
@@ -128,11 +130,11 @@ def test_one_of_a_thousand_tools_is_written_and_read() -> None:
     tools = [tool(f"mcp:server-{at}/do", fields) for at in range(MAX_TOOLS)]
     subject = model()
     rules = OutputRules(tools=ToolUse("required"))
-    composed = compose(rules, tools, TemplateFormat("hermes"), subject.vocabulary)
+    composed = compose(rules, tools, TemplateFormat(name), subject.vocabulary)
     assert composed is not None
     assert len(composed.grammar) <= ComputeSettings().max_grammar_bytes
-    text = '<tool_call>\n{"name": "mcp:server-999/do", "arguments": {"field_0": "x"}}\n</tool_call>'
+    text = FORMATS_OF_CALLS[name][2]([("mcp:server-999/do", {"field_0": "x"})])
     assert subject.takes(composed, text)
     assert not subject.takes(composed, text.replace("999", "9999"))
-    (call,) = parse(list(text), "hermes", "", is_open=False).calls
+    (call,) = parse(list(text), name).calls
     assert list(call) == ["mcp:server-999/do", '{"field_0": "x"}']

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.kv_format import FP8, INT8
 from services.compute.kernels.latent_attention import (
-    head_tiles,
     latent_attention_reference,
     latent_decode_attention,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
+from services.compute.kernels.latent_tiling import (
+    head_tiles,
+)
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
@@ -22,6 +25,7 @@ from services.compute.kernels.step_buffers import (
     AttentionCall,
     StepInputs,
 )
+from tests.kernels.quantized_pages import layer_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 MAX_ROWS = 16
@@ -35,10 +39,21 @@ class Shape:
     latent_dim: int = 32
     rope_dim: int = 16
     dtype: torch.dtype = torch.float32
+    entry: torch.dtype | None = None
 
     @property
     def width(self) -> int:
         return self.latent_dim + self.rope_dim
+
+
+SHAPES = [
+    Shape(),
+    Shape(16, 48, 8),  # no powers of two
+    Shape(80, 16, 16),  # two tiles
+    Shape(dtype=torch.bfloat16),
+    Shape(dtype=torch.bfloat16, entry=FP8),
+    Shape(entry=INT8),
+]
 
 
 class Step:
@@ -74,7 +89,8 @@ class Step:
             inputs.q_start_R[row], inputs.q_len_R[row] = q_start, q_len
             token += q_len
         self.inputs = StepInputs(*[part.to(device) for part in inputs])
-        self.pages, self.table = pages.to(device, shape.dtype), table.to(device)
+        self.layer = layer_of(pages.to(device, shape.dtype), shape.entry, shape.latent_dim)
+        self.table = table.to(device)
         q = torch.randn(self.bucket, shape.heads, shape.width, generator=random)
         self.q_THW = q.to(device, shape.dtype)
 
@@ -82,7 +98,14 @@ class Step:
         """With an output full of poison."""
         out = torch.full((self.bucket, self.shape.heads, self.shape.latent_dim), torch.nan)
         out_THR = out.to(self.q_THW)
-        return AttentionCall(self.q_THW, self.pages, self.table, out_THR, self.shape.width**-0.5)
+        return AttentionCall(
+            self.q_THW,
+            self.layer.entries,
+            self.table,
+            out_THR,
+            self.shape.width**-0.5,
+            kv_scales=self.layer.scales,
+        )
 
     def expected(self, rows: range) -> Tensor:
         call = self.call()

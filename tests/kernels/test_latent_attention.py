@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.latent_attention import head_tiles
-from tests.kernels.latent_steps import MAX_ROWS, Shape, Step
-
-NARROW, WIDE, MANY = Shape(), Shape(16, 48, 8), Shape(80, 16, 16)
-"""The second is of no powers of two, the third of two tiles."""
-PARAMS = [NARROW, WIDE, MANY, Shape(dtype=torch.bfloat16)]
+from services.compute.kernels.latent_tiling import (
+    head_tiles,
+)
+from tests.kernels.latent_steps import MAX_ROWS, SHAPES, Shape, Step
 
 
-@pytest.mark.parametrize("shape", PARAMS)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("min_chunk", [16, 256])
 def test_decode_rows_whole_and_cut(shape: Shape, min_chunk: int, device: torch.device) -> None:
     rows = [(start, 1) for start in (0, 6, 7, 8, 40, 190)]
@@ -23,7 +21,7 @@ def test_decode_rows_whole_and_cut(shape: Shape, min_chunk: int, device: torch.d
 
 def test_as_many_rows_as_there_may_be_of_which_the_last_is_cut(device: torch.device) -> None:
     rows = [(3 * start, 1) for start in range(MAX_ROWS - 1)] + [(150, 1)]
-    step = Step(NARROW, rows, len(rows), device)
+    step = Step(Shape(), rows, len(rows), device)
     step.check(step.decode(16, extra_items=16), range(len(rows)))
 
 

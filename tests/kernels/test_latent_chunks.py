@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.latent_steps import Shape, Step
-
-SHAPES = [Shape(), Shape(16, 48, 8), Shape(80, 16, 16), Shape(dtype=torch.bfloat16)]
+from tests.kernels.latent_steps import SHAPES, Shape, Step
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.kv_format import FP8, INT8, dequantize
 from services.compute.kernels.latent_entries import (
     LatentNorms,
     store_latents,
@@ -15,6 +16,7 @@ from services.compute.kernels.latent_entries import (
 )
 from services.compute.kernels.rotate_and_store import RotaryTables
 from services.compute.layers.weighted_layers import Norm
+from tests.kernels.quantized_pages import layer_of
 
 NUM_TOKENS, PAGE_TOKENS, NUM_PAGES = 9, 4, 5
 SIZES = [(32, 16, 24), (48, 8, 40)]  # of the latent, of the rotated part, of the queries' latent
@@ -24,8 +26,13 @@ BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 1.6e-2}
 @pytest.mark.parametrize("dtype", list(BOUNDS))
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("has_query_norm", [True, False])
+@pytest.mark.parametrize("entry", [None, FP8, INT8])
 def test_what_is_stored(
-    sizes: tuple[int, int, int], has_query_norm: bool, dtype: torch.dtype, device: torch.device
+    sizes: tuple[int, int, int],
+    has_query_norm: bool,
+    entry: torch.dtype | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """A token of the padding is not, and what no token is stored to stays."""
     torch.manual_seed(0)
@@ -40,15 +47,16 @@ def test_what_is_stored(
     norms = LatentNorms(Norm((1 + torch.rand(rank)).to(device, dtype), 1e-3), query)
 
     def run(store: Callable[..., None]) -> tuple[Tensor, ...]:
-        pages = torch.full((NUM_PAGES, 2, 1, PAGE_TOKENS, rank + rotated), 7.0)
-        pages = pages.to(device, dtype)
+        pages = torch.full((NUM_PAGES, 1, 1, PAGE_TOKENS, rank + rotated), 7.0)
+        layer = layer_of(pages.to(device, dtype), entry, rank)
         q = torch.zeros(NUM_TOKENS, queries).to(down)
         entries = torch.zeros(NUM_TOKENS, rank + rotated).to(down)
-        # two layers in a page, of which this is the second; whatever is asked for
+        # whatever is asked for
         more: tuple[Tensor | None, ...] = (q, entries) if has_query_norm else (None, None)
-        store(down, positions, slots, tables, norms, pages[:, 1:], more[0], entries_TW=more[1])
-        return pages, q, entries
+        results = {"scales": layer.scales, "entries_TW": more[1]}
+        store(down, positions, slots, tables, norms, layer.entries, more[0], **results)
+        return dequantize(layer, torch.float32, rank), q, entries
 
-    bound = BOUNDS[dtype]
+    bound = BOUNDS[dtype] if entry is None else 0.1  # a step between entries
     for found, expected in zip(run(store_latents), run(store_latents_reference), strict=True):
         torch.testing.assert_close(found, expected, rtol=bound, atol=bound)

@@ -52,3 +52,20 @@ def test_queries_and_values_of_heads(
     expand_values(mixed, value_up, values, invariant=invariant)
     expand_values_reference(mixed, value_up, expected)
     torch.testing.assert_close(values, expected, rtol=bound, atol=bound * rank)
+
+
+def test_queries_that_have_nothing_before_their_chunks_only_turn(device: torch.device) -> None:
+    torch.manual_seed(0)
+    still, rotated, rank, num_tokens = 16, 8, 32, 40
+    q_THD = torch.randn(num_tokens, HEADS, still + rotated, device=device)
+    key_up = torch.randn(HEADS, still, rank, device=device)
+    positions = torch.arange(num_tokens, dtype=torch.int32, device=device)
+    tables = RotaryTables(*torch.randn(2, num_tokens, rotated // 2, device=device))
+    sums = torch.full((num_tokens, HEADS), -torch.inf, device=device)
+    sums[30:] = 0.0
+    found, expected = torch.randn(2, num_tokens, HEADS, rank + rotated, device=device)
+    absorb_queries(q_THD, key_up, positions, tables, found, context_sums_TH=sums)
+    absorb_queries_reference(q_THD, key_up, positions, tables, expected)
+    torch.testing.assert_close(found[30:], expected[30:], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found[:, :, rank:], expected[:, :, rank:], rtol=1e-5, atol=1e-5)
+    assert not found[:16, :, :rank].any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.latent_chunks import latent_context_attention
+from services.compute.kernels.latent_chunks import latent_context_attention, mark_contexts
 from services.compute.kernels.latent_heads import OwnResults, expand_values
 from services.compute.kernels.latent_prefill import (
     ExpandedChunks,
@@ -74,7 +74,7 @@ def test_results_of_chunks_and_of_contexts_become_one(device: torch.device) -> N
     entries = torch.zeros(step.bucket, shape.width, device=device)
     for row, (start, count) in enumerate(rows):
         first, slot = int(step.inputs.token_start_R[row]), int(step.inputs.row_slot_R[row])
-        own = step.pages[step.table[slot].long(), 0, 0].flatten(0, 1)[start : start + count]
+        own = step.layer.entries[step.table[slot].long(), 0, 0].flatten(0, 1)[start : start + count]
         entries[first : first + count] = own
     latents_THR = entries[:, None, :rank].expand(-1, shape.heads, -1).contiguous()
     chunks = ExpandedChunks(
@@ -92,7 +92,8 @@ def test_results_of_chunks_and_of_contexts_become_one(device: torch.device) -> N
     own_chunk_attention(chunks, step.inputs, work, step.bucket)
 
     contexts = PrefillWork.make(step.bucket, MAX_ROWS, shape.heads, device)
-    plan_prefill(step.inputs, contexts, step.bucket)
+    plan_prefill(step.inputs, contexts, step.bucket, after_contexts=True)
+    mark_contexts(step.inputs, sums[1], step.bucket)
     latent_context_attention(call, step.inputs, contexts, step.bucket, sums[1])
     assert call.out_THD[:20].isnan().all()  # without a context nothing is written
     call.out_THD[0] = 5.0  # a decode row's

@@ -262,9 +262,11 @@ def test_a_step_of_decode_rows_alone_writes_nothing(device: torch.device) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("all_rows", [False, True])
+@pytest.mark.parametrize(
+    ("all_rows", "after_contexts"), [(False, False), (True, False), (False, True)]
+)
 def test_the_plan_lists_every_block_once_longest_context_first(
-    seed: int, all_rows: bool, device: torch.device
+    seed: int, all_rows: bool, after_contexts: bool, device: torch.device
 ) -> None:
 
     rng = np.random.default_rng(seed)
@@ -281,11 +283,11 @@ def test_the_plan_lists_every_block_once_longest_context_first(
     num_tokens = int(q_len_R.sum())
     work = PrefillWork.make(num_tokens, 256, 4, device)
     work.items_I2.fill_(-1)
-    plan_prefill_reference(inputs, work, num_tokens, all_rows)
+    plan_prefill_reference(inputs, work, num_tokens, all_rows, after_contexts=after_contexts)
     expected_items, expected_count = work.items_I2.clone(), int(work.num_items)
     work.items_I2.fill_(-1)
     work.num_items.fill_(-1)
-    plan_prefill(inputs, work, num_tokens, all_rows)
+    plan_prefill(inputs, work, num_tokens, all_rows, after_contexts=after_contexts)
     assert int(work.num_items) == expected_count <= num_items_bound(num_tokens, 256, work.block_q)
     assert torch.equal(work.items_I2, expected_items)
 

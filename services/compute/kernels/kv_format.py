@@ -1,7 +1,8 @@
 """How a layer's keys and values lie in a page: as they are, or as FP8 (E4M3) or INT8 with scales.
 
 A quantized entry times its scale is the value. There is a scale for each token and kv head, one for
-its key and one for its value, so nothing has to be calibrated: the largest magnitude of the head
+its key and one for its value (of a latent one for it, and one for the rotated part behind it), so
+nothing has to be calibrated: the largest magnitude of the head
 becomes the largest of an entry. Scales are bfloat16, which has the range of float32, and are
 rounded up: entries are made with the rounded one, so that at most a 128th of their range is lost.
 What is not finite has a scale of NaN, and spoils whatever reads it as it would have unquantized.
@@ -68,11 +69,15 @@ class LayerFormat:
         return self.num_parts * self.kv_heads * self.page_tokens * self.head_dim
 
     @property
+    def num_scales(self) -> int:
+        return 2 * self.kv_heads * self.page_tokens
+
+    @property
     def num_bytes(self) -> int:
         size = self.num_entries * self.entry.itemsize
         if not self.is_quantized:
             return size
-        size += self.num_entries // self.head_dim * SCALE.itemsize
+        size += self.num_scales * SCALE.itemsize
         return -(-size // ALIGNMENT) * ALIGNMENT
 
     def pages(self, pages: Tensor, first_byte: int) -> LayerPages:
@@ -83,7 +88,7 @@ class LayerFormat:
         entries = entries.view(len(pages), self.num_parts, *sizes, self.head_dim)
         if not self.is_quantized:
             return LayerPages(entries)
-        num_bytes = self.num_entries // self.head_dim * SCALE.itemsize
+        num_bytes = self.num_scales * SCALE.itemsize
         scales = pages[:, last : last + num_bytes].view(SCALE).view(len(pages), *sizes, 2)
         return LayerPages(entries, scales.permute(0, 3, 1, 2))
 
@@ -107,7 +112,22 @@ def _scales(largest_value: Tensor, largest_entry: float) -> Tensor:
     return ((exact.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(SCALE)
 
 
-def dequantize(pages: LayerPages, dtype: torch.dtype) -> Tensor:
-    """Keys and values [N, 2, K, P, D] of pages, exact in float64."""
+def quantize_latents(x: Tensor, form: LayerFormat) -> tuple[Tensor, Tensor]:
+    """Entries [..., D] and scales [..., 2] of latents with their rotated parts."""
+    widths = [form.latent_dim, form.head_dim - form.latent_dim]
+    parts = [quantize(part, form.entry) for part in torch.split(x, widths, dim=-1)]
+    entries, scales = zip(*parts, strict=True)
+    codes = torch.cat([part.view(torch.uint8) for part in entries], dim=-1)
+    return codes.view(form.entry), torch.stack(scales, dim=-1)
+
+
+def dequantize(pages: LayerPages, dtype: torch.dtype, latent_dim: int = 0) -> Tensor:
+    """Keys and values [N, 2, K, P, D] of pages, or latents [N, 1, 1, P, D], exact in float64."""
     values = pages.entries.to(dtype)
-    return values if pages.scales is None else values * pages.scales.to(dtype)[..., None]
+    if pages.scales is None:
+        return values
+    scales = pages.scales.to(dtype)[..., None]
+    if latent_dim:
+        widths = torch.tensor([latent_dim, values.shape[-1] - latent_dim], device=values.device)
+        scales = torch.repeat_interleave(scales.transpose(1, 4), widths, dim=4)
+    return values * scales

@@ -2,18 +2,16 @@
 of their columns and values by those of the latent.
 
 A tile is the heads of one query, or of some queries of a chunk (latent_chunks.py), so that an entry
-is read once for all of them; of more than MAX_GROUP heads there are several tiles. Decode rows are
-split over the context as decode_plan's list says; a second launch merges rows that were cut, a head
-at a time, as the mix of a latent is wide. Queries come absorbed, and results are mixes of latents
-(latent_heads.py).
+is read once for all of them; of many heads there are several tiles (latent_tiling.py). Decode rows
+are split over the context as decode_plan's list says; a second launch merges rows that were cut, a
+head at a time, as the mix of a latent is wide. Queries come absorbed, and results are mixes of
+latents (latent_heads.py).
 
 Shape legend: T tokens, H heads, M rows of a tile, N positions of a block, R width of a latent, P of
 the rotated part, W = R + P, I items, S chunks merged at once.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -30,46 +28,20 @@ from services.compute.kernels.decode_plan import (
     DecodeWork,
     padded,
 )
+from services.compute.kernels.kv_entries import (
+    Codes,
+    decode,
+    half_queries,
+    load_scales,
+    split_scales,
+)
+from services.compute.kernels.kv_format import LayerPages, dequantize
+from services.compute.kernels.latent_tiling import LatentTiling, head_tiles
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import LOG2_E
-from services.compute.kernels.step_buffers import (
-    NUM_DECODE_ROWS,
-    AttentionCall,
-    StepInputs,
-    page_stride,
-)
-
-MAX_GROUP = 64
-"""Heads of a tile at most: their sums take half of a multiprocessor's registers."""
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 MERGE_CHUNKS = 16
-
-
-def head_tiles(num_heads: int) -> int:
-    """How many tiles the heads of a query are, all of one size."""
-    tiles = -(-num_heads // MAX_GROUP)
-    while num_heads % tiles:
-        tiles += 1
-    return tiles
-
-
-@dataclass(frozen=True, slots=True)
-class LatentTiling:
-    """How a program walks through entries."""
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-    @staticmethod
-    def of(dtype: torch.dtype, num_rows: int) -> LatentTiling:
-        """Of tiles of so many rows; a block of 32 entries in 16 bits takes 36 KiB, and there is one
-        less than stages. Of few rows two programs fit a multiprocessor."""
-        if dtype == torch.float32:
-            return LatentTiling(16, num_warps=8, num_stages=2)
-        if num_rows <= 16:
-            return LatentTiling(32, num_warps=4, num_stages=3)
-        return LatentTiling(32, num_warps=8, num_stages=3)
 
 
 @triton.jit
@@ -82,28 +54,40 @@ def load_columns(pointers, real_N, column, WIDTH: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def load_queries(q_M, valid_M, R: tl.constexpr, P: tl.constexpr, BLOCK_R: tl.constexpr,
-                  BLOCK_P: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
-    """The two parts of the queries whose addresses are [M, 1]."""
+def load_queries(
+    q_M, valid_M, scale_log2, R: tl.constexpr, P: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr, ENTRY: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The two parts of the queries whose addresses are [M, 1], and the scale of their scores."""
     r_R = tl.arange(0, BLOCK_R)
     p_P = tl.arange(0, BLOCK_P)
     q_MR = load_columns(q_M + r_R[None, :], valid_M, r_R, R, BLOCK_R)
     q_MP = load_columns(q_M + R + p_P[None, :], valid_M, p_P, P, BLOCK_P)
-    if WIDEN:
+    if ENTRY is not None and q_MR.dtype != tl.float32:
+        q_MR, _ = half_queries(q_MR, scale_log2, WIDEN)
+        q_MP, scale_log2 = half_queries(q_MP, scale_log2, WIDEN)
+    elif WIDEN:
         q_MR = q_MR.to(tl.float32)
         q_MP = q_MP.to(tl.float32)
-    return q_MR, q_MP
+    return q_MR, q_MP, scale_log2
 
 
 @triton.jit
 def attend_latents(
-    q_MR, q_MP, position_M, entries, pages, start, end, scale_log2, dtype: tl.constexpr,
+    q_MR, q_MP, position_M, entries, scales, pages, start, end, scale_log2, dtype: tl.constexpr,
     R: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr, ENTRY: tl.constexpr, ASM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Of the queries: the greatest scores, the weights' sums by column, and the mix. A CAUSAL one
-    sees up to its position, others all from `start` to `end`."""
+    sees up to its position, others all from `start` to `end`.
+
+    Entries of 8 bits are multiplied as float16, which has all of them, unless all is float32.
+    """
+    WIDE: tl.constexpr = WIDEN or dtype == tl.float32
+    HALF: tl.constexpr = ENTRY is not None and dtype != tl.float32
+    weight_dtype: tl.constexpr = tl.float16 if HALF else dtype
     r_R = tl.arange(0, BLOCK_R)
     p_P = tl.arange(0, BLOCK_P)
     n_N = tl.arange(0, BLOCK_N)
@@ -122,11 +106,24 @@ def attend_latents(
         entry_N = entries + offset_N[:, None]
         c_NR = load_columns(entry_N + r_R[None, :], real_N, r_R, R, BLOCK_R)
         k_NP = load_columns(entry_N + R + p_P[None, :], real_N, p_P, P, BLOCK_P)
-        if WIDEN:
+        if ENTRY is not None:
+            c_NR = decode(c_NR, ENTRY, WIDE, ASM)
+            k_NP = decode(k_NP, ENTRY, WIDE, ASM)
+        elif WIDEN:
             c_NR = c_NR.to(tl.float32)
             k_NP = k_NP.to(tl.float32)
         score_MN = tl.dot(q_MP, tl.trans(k_NP), input_precision="ieee")
-        score_MN = tl.dot(q_MR, tl.trans(c_NR), acc=score_MN, input_precision="ieee") * scale_log2
+        if ENTRY is not None:
+            scale_at_N = page_N.to(tl.int64) * SCALE_STRIDE + position_N % PAGE
+            c_scale_N, k_scale_N = load_scales(scales + scale_at_N, real_N)
+            # Scales of values are in the weights, but the greatest weight is near 1 for any scales.
+            number_N, log2_N, inverse_N = split_scales(c_scale_N)
+            score_MN = tl.fma(score_MN, (k_scale_N * scale_log2)[None, :], log2_N[None, :])
+            of_latent_MN = tl.dot(q_MR, tl.trans(c_NR), input_precision="ieee")
+            score_MN = tl.fma(of_latent_MN, (c_scale_N * scale_log2)[None, :], score_MN)
+        else:
+            score_MN = tl.dot(q_MR, tl.trans(c_NR), acc=score_MN, input_precision="ieee")
+            score_MN = score_MN * scale_log2
         seen_MN = real_N[None, :]
         if CAUSAL:
             seen_MN = seen_MN & (position_N[None, :] <= position_M[:, None])
@@ -134,9 +131,13 @@ def attend_latents(
         new_top_M = tl.maximum(top_M, tl.max(score_MN, axis=1))
         weight_MN = tl.exp2(score_MN - new_top_M[:, None])
         fade_M = tl.exp2(top_M - new_top_M)
-        sum_MN = sum_MN * fade_M[:, None] + weight_MN
+        if ENTRY is not None:
+            sum_MN = sum_MN * fade_M[:, None] + weight_MN * inverse_N[None, :]
+            weight_MN = weight_MN * number_N[None, :]
+        else:
+            sum_MN = sum_MN * fade_M[:, None] + weight_MN
         mix_MR = mix_MR * fade_M[:, None]
-        weight_MN = weight_MN.to(dtype).to(c_NR.dtype)
+        weight_MN = weight_MN.to(weight_dtype).to(c_NR.dtype)
         mix_MR = tl.dot(weight_MN, c_NR, acc=mix_MR, input_precision="ieee")
         top_M = new_top_M
         next_N = position_N + BLOCK_N
@@ -148,6 +149,7 @@ def attend_latents(
 def _decode_kernel(
     q_THW,
     latent_pages,
+    scales,  # or None
     page_table,
     items,
     num_items,
@@ -159,6 +161,9 @@ def _decode_kernel(
     OUT_ROW: tl.constexpr,
     TABLE_ROW: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    ENTRY: tl.constexpr,
+    ASM: tl.constexpr,
     MAX_ITEMS: tl.constexpr,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -193,13 +198,16 @@ def _decode_kernel(
     r_R = tl.arange(0, BLOCK_R)
     head_G = tile * G + g_G
     q_G = q_THW + row.to(tl.int64) * Q_ROW + head_G[:, None] * (R + P)
-    q_GR, q_GP = load_queries(q_G, g_G < G, R, P, BLOCK_R, BLOCK_P, WIDEN)
+    q_GR, q_GP, scale_log2 = load_queries(
+        q_G, g_G < G, scale_log2, R, P, BLOCK_R, BLOCK_P, ENTRY, WIDEN
+    )
     pages = page_table + slot.to(tl.int64) * TABLE_ROW
     start = chunk * size
     end = tl.minimum(start + size, length)
     top_G, sum_GN, mix_GR = attend_latents(
-        q_GR, q_GP, None, latent_pages, pages, start, end, scale_log2, q_THW.dtype.element_ty,
-        R, P, PAGE, PAGE_STRIDE, BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, False, WIDEN,
+        q_GR, q_GP, None, latent_pages, scales, pages, start, end, scale_log2,
+        q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
+        BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, False, WIDEN,
     )  # fmt: skip
     sum_G = tl.sum(sum_GN, axis=1)
     mask_GR = (g_G[:, None] < G) & (r_R[None, :] < R)
@@ -277,8 +285,9 @@ def latent_decode_attention(
 ) -> None:
     """Attention of the step's decode rows, which `plan_decode` has put into `work`.
 
-    Of `call` queries are [T, H, W], pages [Y, 1, 1, page, W], and out [T, H, R]; there is no window
-    and no cap. Rows that are no decode rows are neither read nor written. A row's result depends on
+    Of `call` queries are [T, H, W], pages [Y, 1, 1, page, W], and out [T, H, R]; scales, if entries
+    have 8 bits, are [Y, 2, 1, page], of the latent and of the rotated part. There is no window and
+    no cap. Rows that are no decode rows are neither read nor written. A row's result depends on
     itself and on the length of its chunks. `tiling` is there to measure others than the chosen one.
     """
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
@@ -288,9 +297,11 @@ def latent_decode_attention(
     group = num_heads // tiles
     tiling = tiling or LatentTiling.of(q_THW.dtype, group)
     launch = dependent_launch(pdl, q_THW)
+    codes = Codes.of(LayerPages(pages, call.kv_scales))
     _decode_kernel[(tiles, work.item_limit(num_rows))](
         q_THW,
-        pages,
+        codes.pages,
+        codes.scales,
         page_table_NL,
         work.items,
         work.num_items,
@@ -301,7 +312,10 @@ def latent_decode_attention(
         Q_ROW=q_THW.stride(0),
         OUT_ROW=out_THR.stride(0),
         TABLE_ROW=page_table_NL.stride(0),
-        PAGE_STRIDE=page_stride(pages),
+        PAGE_STRIDE=codes.page_stride,
+        SCALE_STRIDE=codes.scale_stride,
+        ENTRY=codes.entry,
+        ASM=codes.has_instructions,
         MAX_ITEMS=len(work.items),
         H=num_heads,
         G=group,
@@ -335,18 +349,18 @@ def latent_decode_attention(
     )
 
 
-def latent_attention_reference(
-    call: AttentionCall, inputs: StepInputs, rows: range | None = None
-) -> None:
-    """Of these rows, or of the decode rows: in float64."""
+def latent_attention_reference(call: AttentionCall, inputs: StepInputs, rows: range) -> None:
+    """Of these rows, in float64."""
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
     page_tokens, rank = pages.shape[3], out_THR.shape[2]
-    for row in range(int(inputs.counts[NUM_DECODE_ROWS])) if rows is None else rows:
+    for row in rows:
         first, start = int(inputs.token_start_R[row]), int(inputs.q_start_R[row])
         num_q = int(inputs.q_len_R[row])
         end = start + num_q
         of_row = page_table_NL[int(inputs.row_slot_R[row])][: -(-end // page_tokens)]
-        entries_LW = pages[of_row.long(), 0, 0].flatten(0, 1)[:end].double()
+        scales = None if call.kv_scales is None else call.kv_scales[of_row.long()]
+        layer = LayerPages(pages[of_row.long()], scales)
+        entries_LW = dequantize(layer, torch.float64, rank)[:, 0, 0].flatten(0, 1)[:end]
         scores = torch.einsum("qhw,lw->qhl", q_THW[first : first + num_q].double(), entries_LW)
         hidden_QL = torch.arange(end)[None, :] > torch.arange(start, end)[:, None]
         scores = (scores * scale).masked_fill(hidden_QL[:, None].to(scores.device), -torch.inf)

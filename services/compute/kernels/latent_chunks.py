@@ -18,19 +18,78 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.decode_plan import padded
-from services.compute.kernels.latent_attention import LatentTiling, attend_latents, load_queries
+from services.compute.kernels.kv_entries import Codes
+from services.compute.kernels.kv_format import LayerPages
+from services.compute.kernels.latent_attention import (
+    attend_latents,
+    load_queries,
+)
+from services.compute.kernels.latent_tiling import (
+    LatentTiling,
+)
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
-from services.compute.kernels.step_buffers import AttentionCall, StepInputs, page_stride
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    NUM_ROWS,
+    AttentionCall,
+    StepInputs,
+)
 
 CHUNK_ROWS = 64
 """Rows of a tile, queries times heads: their sums take half of a multiprocessor's registers."""
 
 
 @triton.jit
+def _mark_kernel(
+    counts,
+    q_start_R,
+    q_len_R,
+    token_start_R,
+    sums_TH,
+    H: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    DECODE_ROWS_AT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if row < tl.load(counts + ROWS_AT):
+        sees_context = (tl.load(q_start_R + row) > 0) | (row < tl.load(counts + DECODE_ROWS_AT))
+        mark = tl.where(sees_context, 0.0, float("-inf"))
+        first = tl.load(token_start_R + row).to(tl.int64) * H
+        size = tl.load(q_len_R + row) * H
+        stride = tl.num_programs(1) * BLOCK
+        for begin in range(tl.program_id(1) * BLOCK, size, stride):
+            at = begin + tl.arange(0, BLOCK)
+            tl.store(sums_TH + first + at, mark + at * 0.0, mask=at < size)
+
+
+MARK_BLOCK, MARK_PROGRAMS = 1024, 16
+"""A row of 8,192 tokens and 16 heads is eight turns of each program."""
+
+
+def mark_contexts(inputs: StepInputs, sums_TH: Tensor, num_tokens: int) -> None:
+    """Say by minus infinity which tokens of a step have nothing before their chunks: those of rows
+    that begin their text. Results of other rows overwrite theirs, layer by layer."""
+    _mark_kernel[(min(len(inputs.row_slot_R), num_tokens), MARK_PROGRAMS)](
+        inputs.counts,
+        inputs.q_start_R,
+        inputs.q_len_R,
+        inputs.token_start_R,
+        sums_TH,
+        H=sums_TH.shape[1],
+        ROWS_AT=NUM_ROWS,
+        DECODE_ROWS_AT=NUM_DECODE_ROWS,
+        BLOCK=MARK_BLOCK,
+        num_warps=4,
+    )
+
+
+@triton.jit
 def _chunk_kernel(
     q_THW,
     latent_pages,
+    scales,  # or None
     page_table,
     row_slot_R,
     q_start_R,
@@ -45,6 +104,9 @@ def _chunk_kernel(
     OUT_ROW: tl.constexpr,
     TABLE_ROW: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    ENTRY: tl.constexpr,
+    ASM: tl.constexpr,
     TILES: tl.constexpr,
     G: tl.constexpr,
     R: tl.constexpr,
@@ -83,11 +145,13 @@ def _chunk_kernel(
         end = tl.where(num_q > 0, end, 0)  # no block for a tile without queries
         seen_M = valid_M & (end > 0)
         q_M = q_THW + token_M[:, None] * Q_ROW + head_M[:, None] * (R + P)
-        q_MR, q_MP = load_queries(q_M, seen_M, R, P, BLOCK_R, BLOCK_P, WIDEN)
+        q_MR, q_MP, q_scale = load_queries(
+            q_M, seen_M, scale_log2, R, P, BLOCK_R, BLOCK_P, ENTRY, WIDEN
+        )
         top_M, sum_MN, mix_MR = attend_latents(
-            q_MR, q_MP, start + first + query_M, latent_pages, pages, 0, end, scale_log2,
-            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N,
-            not CONTEXT, WIDEN,
+            q_MR, q_MP, start + first + query_M, latent_pages, scales, pages, 0, end, q_scale,
+            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
+            BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N, not CONTEXT, WIDEN,
         )  # fmt: skip
         sum_M = tl.where(seen_M, tl.sum(sum_MN, axis=1), 1.0)
         result_MR = (mix_MR / sum_M[:, None]).to(out_THR.dtype.element_ty)
@@ -124,7 +188,7 @@ def latent_context_attention(
     """The same to what lies before the queries' own chunks alone.
 
     `sums_TH` (float32) gets the logarithms, to base 2, of the sums of exponentials that results
-    were divided by: minus infinity where there is nothing before, and then no result.
+    were divided by.
     """
     _attend(call, inputs, work, num_tokens, sums_TH, tiling)
 
@@ -143,11 +207,13 @@ def _attend(
     tiles = num_heads // work.group
     block_m = max(CHUNK_ROWS, padded(work.group))
     tiling = tiling or LatentTiling.of(q_THW.dtype, block_m)
+    codes = Codes.of(LayerPages(pages, call.kv_scales))
     splits = triton.cdiv(work.block_q, block_m // work.group)
     num_items = num_items_bound(num_tokens, work.max_rows, work.block_q)
     _chunk_kernel[(min(num_items * splits * tiles, work.num_sms),)](
         q_THW,
-        pages,
+        codes.pages,
+        codes.scales,
         page_table_NL,
         inputs.row_slot_R,
         inputs.q_start_R,
@@ -161,7 +227,10 @@ def _attend(
         Q_ROW=q_THW.stride(0),
         OUT_ROW=out_THR.stride(0),
         TABLE_ROW=page_table_NL.stride(0),
-        PAGE_STRIDE=page_stride(pages),
+        PAGE_STRIDE=codes.page_stride,
+        SCALE_STRIDE=codes.scale_stride,
+        ENTRY=codes.entry,
+        ASM=codes.has_instructions,
         TILES=tiles,
         G=work.group,
         R=rank,

@@ -19,9 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.add_norm import apply_weight, norm_form, norm_reference, normalize
+from services.compute.kernels.kv_entries import Codes, decode, encode, head_scales, scale_values
+from services.compute.kernels.kv_format import (
+    LayerFormat,
+    LayerPages,
+    dequantize,
+    quantize_latents,
+)
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.rotate_and_store import RotaryTables
-from services.compute.kernels.step_buffers import page_stride
 
 if TYPE_CHECKING:
     from services.compute.layers.weighted_layers import Norm
@@ -38,6 +44,18 @@ class LatentNorms(NamedTuple):
 
 
 @triton.jit
+def _scale(first, second, LARGEST: tl.constexpr):
+    """Of what has two halves, by its bits."""
+    first = first.to(tl.float32)[None, :]
+    return tl.max(head_scales(first, second.to(tl.float32)[None, :], LARGEST), axis=0)
+
+
+@triton.jit
+def _encoded(x, scale, ENTRY: tl.constexpr):
+    return encode(x.to(tl.float32) * tl.math.div_rn(1.0, scale_values(scale)), ENTRY)
+
+
+@triton.jit
 def _store_latents_kernel(
     down_ptr,
     q_ptr,  # or None
@@ -49,6 +67,7 @@ def _store_latents_kernel(
     q_norm_ptr,
     norm_ptr,
     pages_ptr,
+    scales_ptr,  # or None
     q_eps,
     eps,
     C: tl.constexpr,
@@ -56,6 +75,9 @@ def _store_latents_kernel(
     P: tl.constexpr,
     PAGE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    ENTRY: tl.constexpr,
+    LARGEST: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -100,9 +122,30 @@ def _store_latents_kernel(
         latent = apply_weight(normal, weight, None, FORM, dtype)
         turned = (first * cos - second * sin).to(dtype)
         other = (second * cos + first * sin).to(dtype)
-        tl.store(entry + r, latent, mask=stored & (r < R))
-        tl.store(entry + R + j, turned, mask=stored & (j < J))
-        tl.store(entry + R + J + j, other, mask=stored & (j < J))
+        if scales_ptr is not None:
+            # zeros beyond the columns, which the weights or the angles leave there
+            scale = _scale(latent, latent, LARGEST)
+            turned_scale = _scale(turned, other, LARGEST)
+            scale_at = scales_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+            scale_at += 2 * ((slot // PAGE) * SCALE_STRIDE + slot % PAGE)
+            tl.store(scale_at, scale.to(tl.int16), mask=stored)
+            tl.store(scale_at + 1, turned_scale.to(tl.int16), mask=stored)
+            latent_code = _encoded(latent, scale, ENTRY)
+            turned_code = _encoded(turned, turned_scale, ENTRY)
+            other_code = _encoded(other, turned_scale, ENTRY)
+            tl.store(entry + r, latent_code, mask=stored & (r < R))
+            tl.store(entry + R + j, turned_code, mask=stored & (j < J))
+            tl.store(entry + R + J + j, other_code, mask=stored & (j < J))
+            # what a chunk sees of itself is what others will see of it
+            latent = (decode(latent_code, ENTRY, True, False) * scale_values(scale)).to(dtype)
+            turned = (decode(turned_code, ENTRY, True, False) * scale_values(turned_scale)).to(
+                dtype
+            )
+            other = (decode(other_code, ENTRY, True, False) * scale_values(turned_scale)).to(dtype)
+        else:
+            tl.store(entry + r, latent, mask=stored & (r < R))
+            tl.store(entry + R + j, turned, mask=stored & (j < J))
+            tl.store(entry + R + J + j, other, mask=stored & (j < J))
         if entries_ptr is not None:
             entry = entries_ptr + token * (R + P)
             tl.store(entry + r, latent, mask=r < R)
@@ -119,13 +162,15 @@ def store_latents(
     pages: Tensor,
     q_TQ: Tensor | None,
     *,
+    scales: Tensor | None = None,
     entries_TW: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Store normalised latents and rotated parts in the cache; `q_TQ` gets the queries' latents
     after their norm, where there is one, and `entries_TW`, where it is given, the entries, too.
 
-    `pages` are one layer's part [N, 1, 1, page, W] of pages. As in rotate_and_store, token t turns
+    `pages` are one layer's part [N, 1, 1, page, W] of pages, with scales [N, 2, 1, page] if entries
+    have 8 bits; then `entries_TW` gets what these stand for. As in rotate_and_store, token t turns
     by positions_T[t] and goes to kv_slots_T[t]; a slot of -1 stores nothing, but needs a position
     within the tables; with pdl positions and slots are read above the wait, and the next kernel may
     start when those before this one have ended.
@@ -135,6 +180,7 @@ def store_latents(
     rank = norms.latent.weight_E.numel()
     rotated = width - rank
     num_queries = num_columns - width
+    codes = Codes.of(LayerPages(pages, scales))
     widest = max(rank, num_queries if q_TQ is not None else 0)
     _store_latents_kernel[(num_tokens, 1 if q_TQ is None else 2)](
         down_TC,
@@ -146,14 +192,18 @@ def store_latents(
         tables.sin_PJ,
         None if norms.query is None else norms.query.weight_E,
         norms.latent.weight_E,
-        pages,
+        codes.pages,
+        codes.scales,
         None if norms.query is None else norms.query.eps,
         norms.latent.eps,
         C=num_columns,
         R=rank,
         P=rotated,
         PAGE=page_tokens,
-        PAGE_STRIDE=page_stride(pages),
+        PAGE_STRIDE=codes.page_stride,
+        SCALE_STRIDE=codes.scale_stride,
+        ENTRY=codes.entry,
+        LARGEST=codes.largest,
         BLOCK_Q=triton.next_power_of_2(num_queries),
         BLOCK_R=triton.next_power_of_2(rank),
         BLOCK_J=triton.next_power_of_2(rotated // 2),
@@ -172,6 +222,7 @@ def store_latents_reference(
     norms: LatentNorms,
     pages: Tensor,
     q_TQ: Tensor | None,
+    scales: Tensor | None = None,
     entries_TW: Tensor | None = None,
 ) -> None:
     num_tokens, num_columns = down_TC.shape
@@ -188,7 +239,16 @@ def store_latents_reference(
     stored = (kv_slots_T[:num_tokens] >= 0).nonzero().flatten()
     slots = kv_slots_T[:num_tokens][stored]
     entries = torch.cat(kept, dim=1)
-    pages[slots // page_tokens, 0, 0, slots % page_tokens] = entries[stored]
+    numbers, offsets = slots // page_tokens, slots % page_tokens
+    if scales is None:
+        pages[numbers, 0, 0, offsets] = entries[stored]
+    else:
+        form = LayerFormat(1, page_tokens, width, down_TC.dtype, pages.dtype, rank)
+        made, its_scales = quantize_latents(entries, form)
+        pages.view(torch.uint8)[numbers, 0, 0, offsets] = made.view(torch.uint8)[stored]
+        scales[numbers, :, 0, offsets] = its_scales[stored]
+        layer = LayerPages(made[:, None, None, None], its_scales[:, :, None, None])
+        entries = dequantize(layer, torch.float32, rank)[:, 0, 0, 0].to(down_TC.dtype)
     if entries_TW is not None:
         entries_TW.copy_(entries)
 

@@ -70,7 +70,7 @@ def _head_product_kernel(
     cos_ptr,  # or None
     sin_ptr,
     own_sums_ptr,  # or None
-    context_sums_ptr,
+    context_sums_ptr,  # or None
     counts_ptr,
     num_tokens,
     X_ROW: tl.constexpr,
@@ -128,12 +128,14 @@ def _head_product_kernel(
         sum_TO = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
         mask_TO = real_T[:, None] & (o_O[None, :] < NUM_OUT)
         num_in = NUM_IN
+        if context_sums_ptr is not None:
+            sums_T = token_T.to(tl.int64) * tl.num_programs(1) + head
+            context_T = tl.load(context_sums_ptr + sums_T, mask=real_T, other=float("-inf"))
+            num_in = tl.where(tl.max(context_T, axis=0) > float("-inf"), NUM_IN, 0)
         if own_sums_ptr is not None:
             chunk_T = real_T & (token_T >= tl.load(counts_ptr + _NUM_DECODE_ROWS))
-            sums_T = token_T.to(tl.int64) * tl.num_programs(1) + head
             own_T = tl.load(own_sums_ptr + sums_T, mask=chunk_T, other=float("-inf"))
-            context_T = tl.load(context_sums_ptr + sums_T, mask=chunk_T, other=0.0)
-            num_in = tl.where(tl.max(context_T, axis=0) > float("-inf"), NUM_IN, 0)
+            context_T = tl.where(chunk_T, context_T, 0.0)
         for begin in range(0, num_in, BLOCK_I):
             inside_I = begin + i_I < NUM_IN
             x_TI = tl.load(
@@ -164,12 +166,16 @@ def absorb_queries(
     tables: RotaryTables,
     out_THW: Tensor,
     *,
+    context_sums_TH: Tensor | None = None,
     invariant: bool = False,
     tiling: HeadTiling | None = None,
     pdl: bool = False,
 ) -> None:
     """Queries [T, H, N + P] become such of latents, [T, H, W]: the first N columns times the map of
     the head's keys, the others rotated by the token's position. Positions are read below the wait.
+
+    Where `context_sums_TH` says that all of a tile's tokens have nothing before their chunks, the
+    first columns are zeros: nothing is to be multiplied by them.
 
     `invariant`: a token's result does not depend on how many there are; `tiling` is there to
     measure others than the chosen one.
@@ -192,7 +198,7 @@ def absorb_queries(
         positions_T,
         tables.cos_PJ,
         tables.sin_PJ,
-        *(None, None, None),
+        *(None, context_sums_TH, None),
         num_tokens,
         **_strides(q_THD, out_THW),
         W_IN=rank,

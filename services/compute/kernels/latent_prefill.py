@@ -20,7 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.decode_plan import padded
-from services.compute.kernels.latent_attention import load_columns
+from services.compute.kernels.latent_attention import (
+    load_columns,
+)
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
 from services.compute.kernels.step_buffers import StepInputs

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.latent_attention import latent_decode_attention
+from services.compute.kernels.latent_attention import (
+    latent_decode_attention,
+)
 from services.compute.kernels.latent_chunks import (
     latent_chunk_attention,
     latent_context_attention,
+    mark_contexts,
 )
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
@@ -146,8 +149,10 @@ class ContextAttention:
     is_invariant: ClassVar[bool] = False
 
     def plan(self, num_tokens: int) -> None:
-        for work in (self.tables.prefill, self.own_chunks.work):
-            plan_prefill(self.tables.inputs, work, num_tokens)
+        inputs, own_chunks = self.tables.inputs, self.own_chunks
+        mark_contexts(inputs, own_chunks.context_sums_TH, num_tokens)
+        plan_prefill(inputs, own_chunks.work, num_tokens)
+        plan_prefill(inputs, self.tables.prefill, num_tokens, after_contexts=True)
 
     def attend(self, call: AttentionCall) -> None:
         tables, sums_TH = self.tables, self.own_chunks.context_sums_TH

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.latent_entries import LatentNorms, store_latents
 from services.compute.kernels.latent_heads import OwnResults, absorb_queries, expand_values
 from services.compute.kernels.latent_prefill import ExpandedChunks, own_chunk_attention
@@ -30,7 +31,7 @@ class LatentStep:
     positions_T: Tensor
     kv_slots_T: Tensor
     page_table_NL: Tensor
-    pages: Tensor
+    pages: LayerPages
     tables: RotaryTables
     attention: KernelAttention
     take: Callable[[int], Tensor]
@@ -55,8 +56,9 @@ def attend_latent(
         step.kv_slots_T,
         step.tables,
         LatentNorms(attention.latent_norm, attention.query_norm),
-        step.pages,
+        step.pages.entries,
         q_TQ,
+        scales=step.pages.scales,
         entries_TW=entries_TW,
         pdl=pdl,
     )
@@ -71,13 +73,20 @@ def attend_latent(
         step.positions_T,
         step.tables,
         absorbed_THW,
+        context_sums_TH=None if own_chunks is None else own_chunks.context_sums_TH,
         invariant=invariant,
         pdl=pdl,
     )
     mixed_THR = step.take(heads * rank).view(num_tokens, heads, rank)
-    step.attention.attend(
-        AttentionCall(absorbed_THW, step.pages, step.page_table_NL, mixed_THR, attention.scale)
+    call = AttentionCall(
+        absorbed_THW,
+        step.pages.entries,
+        step.page_table_NL,
+        mixed_THR,
+        attention.scale,
+        kv_scales=step.pages.scales,
     )
+    step.attention.attend(call)
     out_TC = step.take(heads * attention.value_up_HVR.shape[1])
     out_THV, beside = out_TC.view(num_tokens, heads, -1), None
     if own_chunks is not None and entries_TW is not None:

@@ -204,7 +204,7 @@ class KernelStep:
             positions_T=device.inputs.positions_T,
             kv_slots_T=cache.kv_slots_T,
             page_table_NL=cache.page_table_NL,
-            pages=cache.pages.entries,
+            pages=cache.pages,
             tables=device.ropes[attention.rope],
             attention=self._attention,
             take=self._take,

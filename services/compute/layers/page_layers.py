@@ -6,6 +6,7 @@ of them, n pages of a row, L = n * P positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -13,7 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import FP8, LayerFormat, quantize
+from services.compute.kernels.kv_format import (
+    FP8,
+    LayerFormat,
+    quantize,
+    quantize_latents,
+)
 from services.compute.layers.paged_cache import PagedCache
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -174,6 +180,52 @@ class QuantizedLayers:
         return Gathered(keys, values, key_scales, value_scales)
 
 
+class QuantizedLatents:
+    """Latents are made numbers again where they are gathered: they are keys and values at once, and
+    have two scales."""
+
+    def __init__(self, form: LayerFormat, pages: Tensor, num_layers: int) -> None:
+        self._form = form
+        layers = [form.pages(pages, n * form.num_bytes) for n in range(num_layers)]
+        self._entries = [layer.entries.view(torch.uint8)[:, 0, 0] for layer in layers]
+        # [N, P, 2], as they lie there
+        self._scales = [
+            layer.scales.permute(0, 2, 3, 1)[:, 0] for layer in layers if layer.scales is not None
+        ]
+        self._copied = Workspace(torch.uint8)
+        self._decoded = Workspace(torch.float32)
+        self._workspace = Workspace(form.dtype)
+
+    def slots(self, pages_T: Int64Array, offsets_T: Int64Array) -> tuple[Tensor, ...]:
+        return torch.from_numpy(pages_T), torch.from_numpy(offsets_T)
+
+    def write(self, number: int, slots: tuple[Tensor, ...], kv_T2KD: Tensor) -> None:
+        entries, scales = quantize_latents(kv_T2KD[:, 0, 0], self._form)
+        self._entries[number][slots] = entries.view(torch.uint8)
+        self._scales[number][slots] = scales
+
+    def index(self, pages_Bn: Int64Array) -> Tensor:
+        return torch.from_numpy(pages_Bn.reshape(-1))
+
+    def gather(self, number: int, index: Tensor, num_rows: int) -> Gathered:
+        form = self._form
+        size = (len(index), form.num_entries)
+        copied, decoded = self._copied.take(*size), self._decoded.take(*size)
+        torch.index_select(self._entries[number].flatten(1), 0, index, out=copied)
+        decode(copied.view(form.entry), decoded)
+        scales = torch.index_select(self._scales[number], 0, index).float()
+        by_token = decoded.view(-1, form.head_dim)
+        for part, column in zip(
+            (by_token[:, : form.latent_dim], by_token[:, form.latent_dim :]),
+            scales.view(-1, 2, 1).unbind(1),
+            strict=True,
+        ):
+            part.mul_(column)
+        keys = self._workspace.take(*size).copy_(decoded)
+        keys = keys.view(num_rows, 1, -1, form.head_dim)
+        return Gathered(keys, keys[..., : form.latent_dim])
+
+
 HALF_UNIT = 2.0**-8
 """As float16 entries are so much smaller: it cannot hold a sum of products of whole ones."""
 
@@ -207,13 +259,21 @@ def decode(entries: Tensor, out: Tensor) -> None:
             number.mul_(factor)
 
 
+_KINDS: Mapping[tuple[bool, bool], Callable[[LayerFormat, Tensor, int], PageLayers]] = {
+    (False, False): PlainLayers,
+    (False, True): PlainLayers,
+    (True, False): QuantizedLayers,
+    (True, True): QuantizedLatents,
+}
+"""By whether entries are quantized, and whether they are latents."""
+
+
 def layers_of(cache: PagedCache) -> tuple[PageLayers, ...]:
     """The layers of a cache's groups."""
 
     def of_window(window: int) -> PageLayers:
         form, count = cache.formats[window], cache.layout.layers_per_group[window]
-        kind = QuantizedLayers if form.is_quantized else PlainLayers
-        return kind(form, cache.device_pages, count)
+        return _KINDS[form.is_quantized, form.latent_dim > 0](form, cache.device_pages, count)
 
     by_window = {window: of_window(window) for window in cache.formats}
     return tuple(by_window[window] for window in cache.layout.windows)

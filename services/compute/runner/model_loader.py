@@ -15,7 +15,6 @@ from common.decoder_shape import DecoderShape
 from common.errors import ConfigError
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
-from common.latent_shape import LatentShape
 from common.model_folder import Pooling, eos_token_ids, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
 from services.compute.config import ComputeSettings
@@ -114,23 +113,16 @@ class ModelLoader:
         a long text, so that there is little to save.
         """
         model, windows = self.config.shape, set(self.config.windows)
-        if model.latent is not None:
-            return {0: self._latent_format(model.latent)}
         entry = KV_CACHE_DTYPES.get(self.settings.kv_cache_dtype, self.dtype)
+        if model.latent is not None:
+            width, latent_dim = model.latent.entry_dim, model.latent.latent_dim
+            sizes = (1, self.settings.page_tokens, width, self.dtype)
+            return {0: LayerFormat(*sizes, entry, latent_dim)}
         sizes = (model.num_kv_heads, self.settings.page_tokens, model.head_dim, self.dtype)
         return {
             window: LayerFormat(*sizes, self.dtype if window and 0 in windows else entry)
             for window in windows
         }
-
-    def _latent_format(self, latent: LatentShape) -> LayerFormat:
-        if self.settings.kv_cache_dtype in KV_CACHE_DTYPES:
-            raise ConfigError(
-                f"compute.kv_cache_dtype is {self.settings.kv_cache_dtype}, and this model keeps "
-                "latents instead of keys and values, which stay as they are; set it to auto."
-            )
-        sizes = (1, self.settings.page_tokens, latent.entry_dim, self.dtype, self.dtype)
-        return LayerFormat(*sizes, latent_dim=latent.latent_dim)
 
     @property
     def layout(self) -> CacheLayout:

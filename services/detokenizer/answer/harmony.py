@@ -30,8 +30,9 @@ _HEADER_TEXT = re.compile(r"[\w .=:/-]+")
 _HEADER_MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE)
 _BEGINS, _ENDS = (START, CHANNEL), (END, CALL, RETURN)
 _RECIPIENT = rf"(?:{_TO}(?:functions\.)?([^\s<]+)\s*)?"
+_CHANNELS = rf"(?:{re.escape(CHANNEL)}\w+\s*)*"  # models may write one twice
 _CALL = re.compile(
-    rf"\s*(?:{re.escape(START)}assistant\s*)?{_RECIPIENT}(?:{re.escape(CHANNEL)}\w+\s*)?{_RECIPIENT}"
+    rf"\s*(?:{re.escape(START)}assistant\s*)?{_RECIPIENT}{_CHANNELS}{_RECIPIENT}{_CHANNELS}"
     rf"(?:{re.escape(CONSTRAIN)})?\s*\w*\s*{re.escape(MESSAGE)}"
 )
 # The headers of messages without a recipient, and their channels.

@@ -76,7 +76,7 @@ class XmlCallParser:
                 out.content(word or reader.one())
 
     def _calls(self, reader: TextReader, out: PartSink, is_outer: bool) -> Reading[bool]:
-        """Read calls behind a first tag, which `is_outer` or that of a call; false if none is."""
+        """Read calls behind a first tag, the outer one or that of a call; false if none."""
         begin, num_calls = self._markers.call_begin, 0
         while True:
             if begin and (is_outer or num_calls):

@@ -36,7 +36,14 @@ NUM_REQUESTS, MOST_TOKENS = (32, 40) if ON_GPU else (2, 3)
 
 FAMILIES = ["qwen3"]  # and the dtype of the KV cache
 if ON_GPU:
-    FAMILIES += ["llama", "mistral_window", "qwen3 fp8", "llama int8"]
+    FAMILIES += [
+        "llama",
+        "mistral_window",
+        "qwen3 fp8",
+        "llama int8",
+        "deepseek_v3",
+        "deepseek_v3 fp8",
+    ]
 
 Logits = dict[tuple[int, int, int], Tensor]
 Serve = Callable[..., tuple[Server, LogitsTap]]

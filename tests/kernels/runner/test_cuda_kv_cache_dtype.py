@@ -26,11 +26,13 @@ from tests.unit.compute.runner_scenarios import (
 from tests.unit.compute.tiny_models import make_model, save_model
 
 Case = tuple[str, str, bool]  # variant, dtype, batch_invariant
-CASES: list[Case] = [("qwen3", "fp8", False), ("qwen2_window", "int8", True)]
+CASES: list[Case] = [
+    ("qwen3", "fp8", False), ("qwen2_window", "int8", True), ("deepseek_v3", "fp8", False)
+]  # fmt: skip
 if ON_GPU:
     CASES = [
         (variant, dtype, batch_invariant)
-        for variant in ("qwen3", "qwen2_window")
+        for variant in ("qwen3", "qwen2_window", "deepseek_v3")
         for dtype in KV_CACHE_DTYPES
         for batch_invariant in (False, True)
     ]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -45,6 +47,12 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "mlp_only_layers": [1]}
+LATENTS = {
+    "num_hidden_layers": 2, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_group": 4,
+    "topk_group": 2,
+}  # fmt: skip
 VARIANTS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama_tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
@@ -73,6 +81,7 @@ VARIANTS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Qwen3MoeForCausalLM,
         {"head_dim": 32, "moe_intermediate_size": 48, "norm_topk_prob": True, **EXPERTS},
     ),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENTS),
 }
 
 

@@ -134,6 +134,26 @@ def test_every_format_is_bounded_by_its_own_tags(name: str, kind: str) -> None:
         assert subject.takes(rules, f"{answer}42")
 
 
+def test_a_budget_bounds_harmonys_analysis() -> None:
+    subject = model()
+    thought = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
+    answers = (
+        "<|channel|>final<|message|>Hi!",
+        "<|channel|>commentary to=functions.f<|message|>{}",
+    )
+    for answer in answers:
+        three = grammar_spec(subject, "before", 3, None, "harmony")
+        assert subject.takes(three, thought.format("xxx") + answer)
+        assert subject.takes(three, answer)
+        assert not subject.takes(three, thought.format("xxxx") + answer)
+        none = grammar_spec(subject, "before", 0, None, "harmony")
+        assert subject.takes(none, answer)
+        assert not subject.takes(none, thought.format("") + answer)
+        inside = grammar_spec(subject, "inside", 3, None, "harmony")
+        assert subject.takes(inside, f"xxx<|end|><|start|>assistant{answer}")
+        assert not subject.takes(inside, f"xxxx<|end|><|start|>assistant{answer}")
+
+
 @given(
     kind=st.sampled_from(["tokens", "text"]),
     stage=st.sampled_from(["inside", "before"]),

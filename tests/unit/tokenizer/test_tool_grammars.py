@@ -150,7 +150,7 @@ def test_references_into_the_parameters_stay_true_in_every_format() -> None:
     tree["properties"]["size"] = {"type": "integer"}  # type: ignore[index]
     subject = model()
     given = {"child": {"child": {"size": 1}}, "leaf": 2}
-    for name in ("hermes", "llama_json", "mistral"):
+    for name in ("hermes", "llama_json", "mistral", "glm", "qwen3_coder"):
         rules = grammar_spec(name, subject, ToolUse("required"), [tool("f", tree)])
         assert subject.takes(rules, written(name, ("f", given))), name
         assert not subject.takes(rules, written(name, ("f", {"child": {"leaf": "x"}}))), name
@@ -208,6 +208,8 @@ VALUES: list[tuple[Any, list[str], list[str]]] = [
     ({"enum": ["a", "b", 3]}, ["a", "3"], ["c", '"a"', "4"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ["abc", "1\n2"], ["a", "abcd"]),
     ({"type": "string", "pattern": "^a+$"}, ['"aa"'], ["aa", '"b"']),
+    ({"type": "string", "format": "date"}, ['"2024-02-29"'], ["2024-02-29", '"2023-02-29"']),
+    ({"type": "string", "format": "path"}, ["/etc/hosts"], []),
     ({"type": "integer", "minimum": 1}, ["7"], ["x", '"7"', "0", "7.5"]),
     ({"type": "array", "items": {"type": "string"}}, ['["x", "</parameter>"]'], ["x", "[1]"]),
     ({}, ["x", "7", "null", '{"a": 1}', "[1]", "true", "trueish"], ["7x"]),

@@ -14,45 +14,17 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from common.messages.arrays import int32s
-from common.messages.failure import Failure
 from common.messages.tokenize import (
     ChatPrompt,
     IdsPrompt,
     OutputRules,
-    Structure,
     TextPrompt,
     ToolUse,
 )
-from common.parameter_kinds import unpack_kinds
-from services.tokenizer.config import WELL_KNOWN_TEMPLATE_KWARGS
-from services.tokenizer.jobs import EncoderSettings, ExpectedAnswer, Job, TextBound
+from services.tokenizer.jobs import EncoderSettings, Job, TextBound
 from services.tokenizer.worker import MAX_STRS, PromptEncoder
+from tests.unit.tokenizer.encoders import HELLO, TEMPLATE, TOOL, chat, encoder, refused, speaking
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
-
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ shout }}"
-    "{% if tools %}{{ tools | length }} tools{% endif %}"
-)
-
-
-def encoder(path: Path, max_prompt_bytes: int = 4000, **config: Any) -> PromptEncoder:
-    write_folder(path, byte_level(), **{"chat_template": TEMPLATE, **config})
-    settings = EncoderSettings(str(path), max_prompt_bytes, 5.0, 64, template_kwargs=("shout",))
-    return PromptEncoder(settings, nullcontext)
-
-
-def chat(messages: Any, **fields: Any) -> Job:
-    return Job(ChatPrompt(json.dumps(messages).encode(), **fields), now_s=0.0)
-
-
-def refused(subject: PromptEncoder, job: Job) -> Failure:
-    outcome = subject.run(job)
-    assert outcome.failure is not None and not outcome.ids
-    return outcome.failure
-
-
-HELLO = [{"role": "user", "content": "hello"}]
 
 
 def test_a_chat_is_rendered_and_encoded_without_further_special_tokens(tmp_path: Path) -> None:
@@ -222,160 +194,6 @@ def test_the_demo_model_is_encoded_as_transformers_encodes_it() -> None:
     assert subject.run(chat(messages)).ids.tolist() == expected
     plain = subject.run(Job(TextPrompt("Once upon a time"), 0.0)).ids.tolist()
     assert plain == reference("Once upon a time")["input_ids"]
-
-
-TEMPLATES = Path(__file__).parent / "templates"
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-REQUIRED = OutputRules(tools=ToolUse("required"))
-
-
-def speaking(path: Path, template: str, **settings: Any) -> PromptEncoder:
-    source = (TEMPLATES / f"{template}.jinja").read_text("utf-8")
-    write_folder(path, byte_level(), chat_template=source)
-    encoder_settings = EncoderSettings(
-        str(path), 100_000, 5.0, 64, template_kwargs=WELL_KNOWN_TEMPLATE_KWARGS, **settings
-    )
-    return PromptEncoder(encoder_settings, nullcontext)
-
-
-def answer(subject: PromptEncoder, job: Job) -> ExpectedAnswer:
-    outcome = subject.run(job)
-    assert outcome.failure is None, outcome.failure
-    return outcome.answer
-
-
-@pytest.mark.parametrize(
-    ("template", "kwargs", "expected"),
-    [
-        ("chatml", {}, ExpectedAnswer()),
-        ("qwen3_thinking", {}, ExpectedAnswer(None, "hermes", "think", False)),
-        (
-            "qwen3_thinking",
-            {"enable_thinking": False},
-            ExpectedAnswer(None, "hermes", "think", False),
-        ),
-        ("deepseek_v3_fenced", {}, ExpectedAnswer(None, "deepseek", "deepseek_r1", True)),
-        ("deepseek_v31_switch", {}, ExpectedAnswer(None, "deepseek", "think", False)),
-        (
-            "deepseek_v31_switch",
-            {"thinking": True},
-            ExpectedAnswer(None, "deepseek", "think", True),
-        ),
-        ("mistral_v3_tools", {}, ExpectedAnswer(None, "mistral", "", False)),
-        ("glm_xml_tools", {}, ExpectedAnswer(None, "glm", "think", False)),
-        ("minimax_m2_thinking", {}, ExpectedAnswer(None, "minimax", "think", True)),
-        ("harmony_macros", {}, ExpectedAnswer(None, "harmony", "harmony", False)),
-    ],
-)
-def test_the_formats_of_an_answer_are_read_off_the_template_and_the_prompt(
-    template: str, kwargs: dict[str, Any], expected: ExpectedAnswer, tmp_path: Path
-) -> None:
-    variables = json.dumps(kwargs).encode()
-    job = chat(HELLO, tools_json=json.dumps([TOOL]).encode(), template_kwargs_json=variables)
-    assert answer(speaking(tmp_path, template), job) == expected
-
-
-def test_the_kinds_of_parameters_are_told_where_values_stand_as_they_are(tmp_path: Path) -> None:
-    fields = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
-    tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": fields}}])
-    job = replace(chat(HELLO, tools_json=tools.encode()), rules=OutputRules(tools=ToolUse("auto")))
-    packed = answer(speaking(tmp_path, "qwen3_coder_tools"), job).parameter_kinds
-    assert unpack_kinds(packed) == {"f": {"a": "t", "b": "i"}}
-    assert answer(speaking(tmp_path, "hermes_tools"), job).parameter_kinds == b""
-
-
-def test_settings_go_over_the_template(tmp_path: Path) -> None:
-    subject = speaking(tmp_path, "qwen3_thinking", tool_format="none", reasoning_format="none")
-    assert answer(subject, chat(HELLO)) == ExpectedAnswer()
-    subject = speaking(tmp_path, "chatml", tool_format="mistral", reasoning_format="magistral")
-    assert answer(subject, chat(HELLO)) == ExpectedAnswer(None, "mistral", "magistral", False)
-
-
-def test_a_continued_thought_is_open(tmp_path: Path) -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "<think>\nI was"}]
-    job = chat(messages, add_generation_prompt=False, continue_final_message=True)
-    assert answer(speaking(tmp_path, "chatml", reasoning_format="think"), job).reasoning_open
-
-
-def test_rules_become_guidance(tmp_path: Path) -> None:
-    subject = speaking(tmp_path, "qwen3_thinking")
-    rules = OutputRules(
-        structure=Structure("choice", '["a", "b"]', "structured_outputs.choice"),
-        allowed_token_ids=(1, 2),
-        bad_words=("dog",),
-    )
-    grammar_spec = answer(subject, Job(chat(HELLO).prompt, 0.0, rules=rules)).grammar_spec
-    assert grammar_spec is not None and grammar_spec.field == "structured_outputs.choice"
-    assert '"a" | "b"' in grammar_spec.grammar and "thoughts" in grammar_spec.grammar
-    assert grammar_spec.allowed_token_ids == (1, 2) and len(grammar_spec.banned_sequences) == 2
-    for prompt in (TextPrompt("a"), IdsPrompt(int32s([1]))):
-        grammar_spec = answer(subject, Job(prompt, 0.0, rules=rules)).grammar_spec
-        assert grammar_spec is not None and "thoughts" not in grammar_spec.grammar
-
-
-def test_required_tools_become_guidance(tmp_path: Path) -> None:
-    job = chat(HELLO, tools_json=json.dumps([TOOL]).encode())
-    job = Job(job.prompt, 0.0, rules=REQUIRED)
-    grammar_spec = answer(speaking(tmp_path, "qwen25_tools"), job).grammar_spec
-    assert (
-        grammar_spec is not None
-        and grammar_spec.field == "tools"
-        and "look" in grammar_spec.grammar
-    )
-
-
-def test_one_call_is_required_where_the_template_renders_one(tmp_path: Path) -> None:
-    job = chat(HELLO, tools_json=json.dumps([TOOL]).encode())
-    job = Job(job.prompt, 0.0, rules=REQUIRED)
-    grammar_spec = answer(speaking(tmp_path, "llama31_tools"), job).grammar_spec
-    assert grammar_spec is not None and "{0,31}" not in grammar_spec.grammar
-    grammar_spec = answer(speaking(tmp_path, "qwen25_tools"), job).grammar_spec
-    assert grammar_spec is not None and "{0,31}" in grammar_spec.grammar
-
-
-@pytest.mark.parametrize(
-    ("template", "tools", "rules", "field"),
-    [
-        ("chatml", [TOOL], REQUIRED, "tool_choice"),
-        (
-            "chatml",
-            [],
-            OutputRules(structure=Structure("json_schema", "{", "response_format")),
-            "response_format",
-        ),
-    ],
-)
-def test_rules_that_cannot_be_are_refused_by_field(
-    template: str, tools: list[Any], rules: OutputRules, field: str, tmp_path: Path
-) -> None:
-    encoded = json.dumps(tools).encode() if tools else b""
-    job = Job(chat(HELLO, tools_json=encoded).prompt, 0.0, rules=rules)
-    failure = refused(speaking(tmp_path, template), job)
-    assert (failure.status, failure.field) == (400, field)
-
-
-def test_composing_is_inside_the_limits(tmp_path: Path) -> None:
-    entered: list[str] = []
-
-    @contextmanager
-    def limits() -> Iterator[None]:
-        entered.append("in")
-        yield
-        raise MemoryError
-
-    subject = encoder(tmp_path)
-    subject._limits = limits
-    rules = OutputRules(structure=Structure("grammar", 'root ::= "a"', "structured_outputs"))
-    outcome = subject.run(Job(TextPrompt("x"), 0.0, rules=rules))
-    assert entered == ["in"] and outcome.retiring
-    assert outcome.failure is not None and outcome.failure.field == "structured_outputs"
-
-
-def test_a_grammar_as_deep_as_a_well_is_refused(tmp_path: Path) -> None:
-    text = "root ::= " + "(" * 5000 + '"a"' + ")" * 5000
-    rules = OutputRules(structure=Structure("grammar", text, "structured_outputs.grammar"))
-    failure = refused(encoder(tmp_path), Job(TextPrompt("x"), 0.0, rules=rules))
-    assert (failure.status, failure.field) == (400, "structured_outputs.grammar")
 
 
 def test_counting_counts_tools_and_variables_as_generation_does(tmp_path: Path) -> None:

@@ -20,8 +20,11 @@ from torch import Tensor
 
 from common.model_folder import Pooling
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
-from services.compute.kernels.decode_plan import DecodeWork
-from services.compute.kernels.latent_attention import head_tiles
+from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
+from services.compute.kernels.latent_tiling import (
+    extra_programs,
+    head_tiles,
+)
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits
@@ -275,11 +278,14 @@ class StepMachine:
     ) -> dict[Kind, KernelAttention]:
         shape, sizes, device = decoder.shape, self.sizes, decoder.device
         kernels, tiles, width = OVER_KEYS_AND_VALUES, shape.num_kv_heads, shape.head_dim
+        programs = EXTRA_PROGRAMS
         if shape.latent is not None:
             kernels, width = OVER_LATENTS, shape.latent.latent_dim
-            tiles = head_tiles(shape.num_heads)
+            tiles, programs = head_tiles(shape.num_heads), extra_programs(shape.num_heads)
         group = shape.num_heads // tiles
-        decode = DecodeWork.make(sizes.max_rows, tiles, group, width, device=device)
+        decode = DecodeWork.make(
+            sizes.max_rows, tiles, group, width, device=device, extra_programs=programs
+        )
         windows = sorted(set(sizes.layout.windows))
         tables = AttentionTables(
             inputs=self.inputs,

@@ -35,7 +35,7 @@ SETTINGS = ComputeSettings(
 )
 DEMO = Path(__file__).resolve().parents[4] / "models" / "demo"
 NUM_FAR = 6
-VARIANTS = ("llama", "llama_mha", "mistral_window", "qwen2_window")
+VARIANTS = ("llama", "llama_mha", "mistral_window", "qwen2_window", "deepseek_v3")
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

@@ -30,6 +30,8 @@ ANSWERS = [
     ("<|channel|>analysis to=browser.search code<|message|>{}", "", "", [["browser.search", "{}"]]),
     ("<|channel|>analysis to=python code<|message|>print(1, 2)\n<|call|>",
      "", "", [["python", "print(1, 2)"]]),
+    ("<|channel|>commentary to=functions.f <|channel|>commentary <|constrain|>json<|message|>{}",
+     "", "", [["f", "{}"]]),
     (f"{COMMENTARY}One.<|end|>{NEXT}{FINAL}Two.", "", "One.\n\nTwo.", []),
     (f"{FINAL[:-11]} <|constrain|>json<|message|>{{}}", "", "{}", []),
     ("The prompt began this.", "", "The prompt began this.", []),

@@ -30,7 +30,11 @@ ATOMS = (
     *("<tool_call>\n<function=f>\n<parameter=a>\n", "\n</parameter>\n</function>\n</tool_call>"),
     *("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>", "</arg_value>\n</tool_call>", "g", ">"),
     *('<invoke name="f">\n<parameter name="a">', "</parameter>\n</invoke>", "True", "<|", "final"),
-    *("<|channel|>analysis<|message|>", "<|start|>assistant", "<|channel|>commentary to=f json"),
+    *(
+        "<|channel|>analysis<|message|>",
+        "<|start|>assistant",
+        "<|channel|>commentary to=f json<|message|>",
+    ),
     "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>",
     *("[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS][", "[CALL_ID]x1[ARGS]"),
     *("<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>"),
