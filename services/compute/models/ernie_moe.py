@@ -48,6 +48,7 @@ def build(config: ErnieMoeConfig, make: Builder[Any]) -> Decoder[Any]:
         NormForm(config.rms_norm_eps),
         lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=bias),
         feed_forward,
+        head_bias=bias,
     )
 
 
