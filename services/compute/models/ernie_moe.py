@@ -29,7 +29,7 @@ def build(config: ErnieMoeConfig, make: Builder[Any]) -> Decoder[Any]:
 
     def shared(mlp: str) -> GatedMLP[Any] | None:
         width = mixture.shared_width
-        return make.gated_mlp(f"{mlp}.shared_experts", width=width) if width else None
+        return make.gated_mlp(f"{mlp}.shared_experts", bias=bias, width=width) if width else None
 
     def feed_forward(at: str, number: int) -> LayerPart[Any]:
         mlp = f"{at}.mlp"
@@ -48,6 +48,7 @@ def build(config: ErnieMoeConfig, make: Builder[Any]) -> Decoder[Any]:
         NormForm(config.rms_norm_eps),
         lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=bias),
         feed_forward,
+        head_bias=bias,
     )
 
 
