@@ -221,6 +221,7 @@ def test_weights_that_differ_do_not_fill_one() -> None:
     one = packed("int8")
     for other in (
         packed("fp8"),
+        replace(one, scales_OG=one.scales_OG.repeat(1, 2)),
         replace(one, order_I=torch.arange(256).flip(0)),
         torch.ones(6, 256),
     ):
