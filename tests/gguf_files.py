@@ -25,6 +25,8 @@ ARCHITECTURES = {
     "ArceeForCausalLM": "arcee",
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "command-r",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
     "Exaone4ForCausalLM": "exaone4",
@@ -36,8 +38,11 @@ ARCHITECTURES = {
     "GlmForCausalLM": "chatglm",
     "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
+    "Llama4ForCausalLM": "llama4",
     "LlamaForCausalLM": "llama",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "MistralForCausalLM": "llama",
@@ -47,6 +52,7 @@ ARCHITECTURES = {
     "Olmo3ForCausalLM": "olmo2",
     "OlmoeForCausalLM": "olmoe",
     "Phi3ForCausalLM": "phi3",
+    "PhimoeForCausalLM": "phimoe",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3ForCausalLM": "qwen3",
@@ -55,8 +61,9 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
 }
-PAIRED = ("arcee", "granite", "internlm2", "llama", "smollm3")
+PAIRED = ("arcee", "granite", "granitemoe", "internlm2", "llama", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+SIGMOIDS = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 KINDS = gguf.GGMLQuantizationType
 
@@ -70,6 +77,7 @@ class GgufOptions:
     pre: str = "gpt-2"
     shard_tensors: int = 0  # so many in each of several files
     merged_qkv: bool = False
+    whole_latents: bool = False  # keys and values are made by one matrix, as in older files
     more: Callable[[gguf.GGUFWriter], None] = lambda writer: None
     blocks: Mapping[str, tuple[str, Array]] = field(default_factory=dict)  # kinds and bytes
 
@@ -84,7 +92,7 @@ def write_gguf(folder: Path, file: Path, options: GgufOptions = PLAIN) -> Path:
     writer = gguf.GGUFWriter(
         file, name, split_max_tensors=options.shard_tensors, small_first_shard=False
     )
-    _add_fields(writer, raw)
+    _add_fields(writer, raw, options)
     if (folder / "tokenizer.json").is_file():
         add_tokenizer(writer, folder, options.pre)
     else:
@@ -106,16 +114,23 @@ def permuted(weights: Array, head_dim: int) -> Array:
     return heads.swapaxes(1, 2).reshape(weights.shape)
 
 
-def _add_fields(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
+def _add_fields(writer: gguf.GGUFWriter, raw: Mapping[str, Any], options: GgufOptions) -> None:
     head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])
     writer.add_block_count(raw["num_hidden_layers"])
-    writer.add_feed_forward_length(raw["intermediate_size"])
+    if "intermediate_size_mlp" in raw:
+        writer.add_expert_feed_forward_length(raw["intermediate_size"])
+    writer.add_feed_forward_length(raw.get("intermediate_size_mlp") or raw["intermediate_size"])
     writer.add_head_count(raw["num_attention_heads"])
     writer.add_head_count_kv(raw["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if "kv_lora_rank" in raw:
+        _add_latents(writer, raw, options.whole_latents)
+    else:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if raw["architectures"][0] in SIGMOIDS:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     optional = {
         "rms_norm_eps": writer.add_layer_norm_rms_eps,
         "layer_norm_eps": writer.add_layer_norm_eps,
@@ -141,10 +156,14 @@ def _add_fields(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
         "first_k_dense_replace": writer.add_leading_dense_block_count,
         "moe_layer_start_index": writer.add_leading_dense_block_count,
         "moe_layer_interval": writer.add_interleave_moe_layer_step,
+        "interleave_moe_layer_step": writer.add_interleave_moe_layer_step,
+        "n_group": writer.add_expert_group_count,
+        "topk_group": writer.add_expert_group_used_count,
         "routed_scaling_factor": writer.add_expert_weights_scale,
         "norm_topk_prob": writer.add_expert_weights_norm,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+        "shared_intermediate_size": writer.add_expert_shared_feed_forward_length,
     }
     for name, add in optional.items():
         if raw.get(name) is not None:
@@ -154,6 +173,20 @@ def _add_fields(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
             [kind == "sliding_attention" for kind in raw["layer_types"]]
         )
     _add_rope(writer, raw, head_dim)
+
+
+def _add_latents(writer: gguf.GGUFWriter, raw: Mapping[str, Any], whole: bool) -> None:
+    """Sizes of heads; in newer files those of what is cached have their names."""
+    rank, rope_dim = raw["kv_lora_rank"], raw["qk_rope_head_dim"]
+    key_length, value_length = raw["qk_nope_head_dim"] + rope_dim, raw["v_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if raw["q_lora_rank"]:
+        writer.add_q_lora_rank(raw["q_lora_rank"])
+    writer.add_key_length(key_length if whole else rank + rope_dim)
+    writer.add_value_length(value_length if whole else rank)
+    if not whole:
+        writer.add_key_length_mla(key_length)
+        writer.add_value_length_mla(value_length)
 
 
 def _add_rope(writer: gguf.GGUFWriter, raw: Mapping[str, Any], head_dim: int) -> None:
@@ -170,6 +203,8 @@ def _add_rope(writer: gguf.GGUFWriter, raw: Mapping[str, Any], head_dim: int) ->
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(rope["factor"])
+    if "mscale_all_dim" in rope:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if kind in ("longrope", "yarn"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if kind == "longrope":
@@ -250,7 +285,12 @@ def _add_tensors(
     names = gguf.get_tensor_name_map(known[writer.arch], raw["num_hidden_layers"])
     if options.merged_qkv:
         tensors = _merged(tensors)
-    tensors = dict(_gpt_oss(tensors)) if writer.arch == "gpt-oss" else _stacked(tensors)
+    if writer.arch in ("gpt-oss", "granitemoe", "llama4"):
+        tensors = dict(_gates_apart(tensors, writer.arch))
+    else:
+        tensors = _stacked(tensors)
+    if "kv_lora_rank" in raw and not options.whole_latents:
+        tensors = dict(_split_latents(tensors, raw))
     for name, tensor in tensors.items():
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if own is None:
@@ -293,20 +333,42 @@ def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return stacked
 
 
-def _gpt_oss(tensors: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Outputs are rows, and gates and ups apart."""
+def _gates_apart(tensors: Mapping[str, Array], arch: str) -> Iterator[tuple[str, Array]]:
+    """Gates and ups, one tensor of all experts each; outputs are rows."""
     for name, tensor in tensors.items():
         module, is_bias = name.removesuffix("_bias"), name.endswith("_bias")
-        kind = "bias" if is_bias else "weight"
-        if ".experts." not in name:
+        module = module.removesuffix(".weight").replace("shared_mlp.", "mlp.shared_expert.")
+        module = module.replace("input_linear", "gate_up_proj")
+        module = module.replace("output_linear", "down_proj")
+        module = module.replace("block_sparse_moe.gate_", "mlp.experts.gate_")
+        module = module.replace("block_sparse_moe.down", "mlp.experts.down")
+        if "expert" not in module:
             yield (f"{name}.weight" if name.endswith("sinks") else name), tensor
             continue
-        rows = tensor if is_bias else tensor.swapaxes(1, 2)
-        if module.endswith("down_proj"):
+        is_matrix = not is_bias and tensor.ndim == 3 and arch != "granitemoe"
+        rows, kind = tensor.swapaxes(1, 2) if is_matrix else tensor, "bias" if is_bias else "weight"
+        if "gate_up" not in module:
             yield f"{module}.{kind}", rows
             continue
-        for first, part in enumerate(("gate", "up")):
-            yield f"{module.replace('gate_up', part)}.{kind}", rows[:, first::2]
+        parts = np.split(rows, 2, int(tensor.ndim == 3 or is_bias))
+        if arch == "gpt-oss":
+            parts = [rows[:, half::2] for half in (0, 1)]
+        for part, each in zip(("gate", "up"), parts, strict=True):
+            yield f"{module.replace('gate_up', part)}.{kind}", each
+
+
+def _split_latents(
+    tensors: Mapping[str, Array], raw: Mapping[str, Any]
+) -> Iterator[tuple[str, Array]]:
+    """What makes keys and values of latents, of each head; that of keys transposed."""
+    for name, tensor in tensors.items():
+        if "kv_b_proj" not in name:
+            yield name, tensor
+            continue
+        heads = tensor.reshape(raw["num_attention_heads"], -1, tensor.shape[1])
+        keys, values = np.split(heads, [raw["qk_nope_head_dim"]], 1)
+        yield name.replace("kv_b_proj", "k_b_proj"), keys.swapaxes(1, 2)
+        yield name.replace("kv_b_proj", "v_b_proj"), values
 
 
 def _merged(tensors: Mapping[str, Array]) -> dict[str, Array]:

@@ -44,10 +44,24 @@ _MIXTRAL_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+_LATENTS = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+_DEEPSEEK = {**_LATENTS, **_EXPERTS, **_shared_experts("mlp.shared_experts")}
 _MERGED_MLP = {"ffn_up": "mlp.gate_up_proj"}
 WITHOUT_KIND = ("attn_sinks", "exp_probs_b")  # whose names end without "weight" or "bias" here
+OF_HEADS = ("attn_k_b", "attn_v_b")
+"""A matrix for each head there, one with all their rows here; not taken beside `attn_kv_b`."""
 ONE_ROW = ("mlp.shared_expert_gate", "mlp.moe_statics.e_score_correction_bias")
 """Matrices of one row here, vectors there."""
+SOFTMAX, SIGMOID = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,13 @@ class GgufArchitecture:
     has_experts: bool = False
     has_nextn: bool = False  # its last layers predict several tokens, and are not taken
     yarn_truncates: bool = True
+    longrope_magnitude: float = 0.0  # of cosines and sines, where files have another one
+    gating: int = SOFTMAX  # what makes scores of a router's logits
+    has_latents: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)  # that llama.cpp has in its code
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # for those that a file leaves out
+    by_experts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """More of these, of models with so many experts."""
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
@@ -94,6 +114,45 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "olmo2": GgufArchitecture("Olmo2ForCausalLM", _BEHIND),
     "smollm3": GgufArchitecture("SmolLM3ForCausalLM", pairs=True),
     "granite": GgufArchitecture("GraniteForCausalLM", pairs=True),
+    "granitemoe": GgufArchitecture(
+        "GraniteMoeForCausalLM",
+        {
+            **_EXPERTS,
+            **_shared_experts("shared_mlp"),
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_down_exps": "block_sparse_moe.experts.{}.output_linear",
+        },
+        pairs=True,
+        has_experts=True,
+    ),
+    "phimoe": GgufArchitecture(
+        "PhimoeForCausalLM",
+        _MIXTRAL_EXPERTS,
+        has_experts=True,
+        longrope_magnitude=1.243163121016122,
+    ),
+    "llama4": GgufArchitecture(
+        "Llama4ForCausalLM",
+        {
+            **{
+                f"ffn_{part}{kind}": f"feed_forward.{at}{part}_proj"
+                for part in ("gate", "up", "down")
+                for kind, at in (("", ""), ("_exps", "experts.{}."), ("_shexp", "shared_expert."))
+            },
+            "ffn_gate_inp": "feed_forward.router",
+        },
+        has_experts=True,
+        gating=SIGMOID,
+        by_experts={128: {"use_qk_norm": False}},
+    ),
+    "deepseek2": GgufArchitecture(
+        "DeepseekV2ForCausalLM",
+        _DEEPSEEK,
+        has_experts=True,
+        has_latents=True,
+        fields={"topk_method": "group_limited_greedy"},
+        by_experts={160: {"n_group": 8, "topk_group": 3}},
+    ),
     "starcoder2": GgufArchitecture(
         "Starcoder2ForCausalLM", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
     ),
@@ -146,11 +205,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         },
         has_experts=True,
         has_nextn=True,
+        gating=SIGMOID,
     ),
     "minimax-m2": GgufArchitecture(
         "MiniMaxM2ForCausalLM",
         {**_MIXTRAL_EXPERTS, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
         has_experts=True,
+        gating=SIGMOID,
     ),
     "seed_oss": GgufArchitecture(
         "SeedOssForCausalLM", {"post_attention_norm": "post_attention_layernorm"}
@@ -172,4 +233,23 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 # What has the name of a dense architecture, and experts.
 MIXTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("MixtralForCausalLM", _MIXTRAL_EXPERTS, pairs=True, has_experts=True)
+}
+
+# What has the name of another one, and sigmoids of logits.
+SIGMOIDS: Mapping[str, GgufArchitecture] = {
+    "deepseek2": GgufArchitecture(
+        "DeepseekV3ForCausalLM",
+        {**_DEEPSEEK, "exp_probs_b": "mlp.gate.e_score_correction_bias"},
+        has_experts=True,
+        gating=SIGMOID,
+        has_latents=True,
+        defaults={
+            "first_k_dense_replace": 0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0,
+        },
+        by_experts={256: {"n_group": 8, "topk_group": 4}},
+    )
 }

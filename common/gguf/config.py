@@ -7,6 +7,7 @@ families' affair.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,17 +17,21 @@ from common.gguf.architectures import (
     ARCHITECTURES,
     LLAMA_NAMES,
     MIXTURES,
+    OF_HEADS,
     ONE_ROW,
+    SIGMOID,
+    SIGMOIDS,
     SPLIT,
     TOP_NAMES,
     WITHOUT_KIND,
+    GgufArchitecture,
 )
 from common.gguf.file import GgufModel, read_floats
 
 # A family reads those of these fields that it has.
 _FIELDS = {
     "embedding_length": ("hidden_size",),
-    "feed_forward_length": ("intermediate_size",),
+    "feed_forward_length": ("intermediate_size", "intermediate_size_mlp"),
     "attention.head_count": ("num_attention_heads",),
     "attention.head_count_kv": ("num_key_value_heads",),
     "attention.key_length": ("head_dim",),
@@ -43,6 +48,8 @@ _FIELDS = {
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
     "expert_shared_count": ("n_shared_experts",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_weights_scale": ("routed_scaling_factor",),
     "leading_dense_block_count": ("first_k_dense_replace",),
@@ -52,6 +59,10 @@ _NEXTN = "nextn_predict_layers"
 _REFUSED = {
     "rope.dimension_sections": "positions of images (M-RoPE)",
     _NEXTN: "layers that predict several tokens",
+    "attention.temperature_scale": "scores that grow with positions",
+    "attention.temperature_length": "scores that grow with positions",
+    "swiglu_clamp_exp": "limits of what experts compute",
+    "swiglu_clamp_shexp": "limits of what experts compute",
 }
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 _NOT_TAKEN = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
@@ -73,12 +84,7 @@ class GgufConfig:
             )
         self._architecture = ARCHITECTURES[self._name]
         if self._value("expert_count"):
-            self._architecture = MIXTURES.get(self._name, self._architecture)
-            if not self._architecture.has_experts:
-                raise ModelError(
-                    f"{self._path}: a mixture of experts ({self._name}.expert_count) is not "
-                    "supported"
-                )
+            self._architecture = self._mixture()
         for key, what in _REFUSED.items():
             if key == _NEXTN and self._architecture.has_nextn:
                 continue
@@ -86,20 +92,59 @@ class GgufConfig:
             if any(value) if isinstance(value, list) else value:
                 raise ModelError(f"{self._path}: {what} ({self._name}.{key}) is not supported")
 
+    def _mixture(self) -> GgufArchitecture:
+        """Return which of several it is that have this name."""
+        gating = self._value("expert_gating_func")
+        found = MIXTURES.get(self._name, self._architecture)
+        if gating == SIGMOID:
+            found = SIGMOIDS.get(self._name, found)
+        if not found.has_experts:
+            raise ModelError(
+                f"{self._path}: a mixture of experts ({self._name}.expert_count) is not supported"
+            )
+        if gating not in (None, 0, found.gating):
+            raise ModelError(
+                f"{self._path}: a router of kind {str(gating)[:80]} "
+                f"({self._name}.expert_gating_func) is not supported"
+            )
+        return found
+
     def config(self) -> dict[str, Any]:
         """Return config.json's fields."""
-        config: dict[str, Any] = {"architectures": [self._architecture.family]}
+        config: dict[str, Any] = {
+            "architectures": [self._architecture.family],
+            **self._architecture.defaults,
+            **self._architecture.by_experts.get(self._value("expert_count", 0), {}),
+        }
         for key, names in _FIELDS.items():
             if (value := self._value(key)) is not None:
                 config |= dict.fromkeys(names, value)
         config["vocab_size"] = self._shape("token_embd.weight")[0]
         config["num_hidden_layers"] = self._num_layers
         config.setdefault("head_dim", self._head_dim)
-        if self._value("attention.value_length", self._head_dim) != self._head_dim:
+        if self._architecture.has_latents:
+            config |= self._latents()
+        elif self._value("attention.value_length", self._head_dim) != self._head_dim:
             raise ModelError(f"{self._path}: keys and values of different widths")
         config |= self._architecture.fields
         config["tie_word_embeddings"] = "output.weight" not in self._model.tensors
         return config | self._switches() | self._attention() | self._windows() | self._rope()
+
+    def _latents(self) -> dict[str, Any]:
+        """Return the sizes of latent attention.
+
+        Newer files have those of heads by names of their own, and those of what is cached beside.
+        """
+        rope_dim = self._needed("rope.dimension_count")
+        ending = "" if self._value("attention.key_length_mla") is None else "_mla"
+        return {
+            "head_dim": rope_dim,
+            "kv_lora_rank": self._needed("attention.kv_lora_rank"),
+            "q_lora_rank": self._value("attention.q_lora_rank") or None,
+            "qk_nope_head_dim": self._needed(f"attention.key_length{ending}") - rope_dim,
+            "qk_rope_head_dim": rope_dim,
+            "v_head_dim": self._needed(f"attention.value_length{ending}"),
+        }
 
     def modules(self) -> tuple[list[dict[str, str]], dict[str, str]] | None:
         """Return modules.json and the pooling's config.json, if this is a model of embeddings."""
@@ -120,14 +165,19 @@ class GgufConfig:
         return {
             name: entry
             for own in self._model.tensors
-            if not _NOT_TAKEN.fullmatch(own) and not self._is_behind(own)
+            if not _NOT_TAKEN.fullmatch(own) and not self._is_left(own)
             for name, entry in self._entries(own)
         }
 
-    def _is_behind(self, own: str) -> bool:
-        """Whether a tensor is of a layer that predicts a second token."""
-        layer = _LAYER.match(own) if self._value(_NEXTN) else None
-        return layer is not None and int(layer[1]) >= self._num_layers
+    def _is_left(self, own: str) -> bool:
+        """Whether a tensor is of a layer that predicts a second token, or repeats another one."""
+        layer = _LAYER.match(own)
+        if layer is None:
+            return False
+        if self._value(_NEXTN) and int(layer[1]) >= self._num_layers:
+            return True
+        whole = f"{layer[0]}attn_kv_b.weight"
+        return own[layer.end() :].startswith(OF_HEADS) and whole in self._model.tensors
 
     def _entries(self, own: str) -> Iterator[tuple[str, dict[str, Any]]]:
         match = _TENSOR.fullmatch(own)
@@ -139,19 +189,7 @@ class GgufConfig:
                 f"{self._name} as it is supported"
             )
         at = "" if layer is None else f"model.layers.{layer}."
-        tensor = self._model.tensors[own]
-        entry: dict[str, Any] = {
-            "file": tensor.path.name,
-            "type": tensor.type.name,
-            "shape": list(tensor.shape),
-            "offset": tensor.offset,
-        }
-        if self._architecture.pairs and module in ("attn_q", "attn_k"):
-            entry["head_dim_of_pairs"] = self._head_dim
-        if self._architecture.plus_one and module.endswith("norm") and match["kind"] == "weight":
-            entry["plus_one"] = True
-        if names[module] in ONE_ROW and len(tensor.shape) == 1:
-            entry["shape"] = [1, *tensor.shape]
+        tensor, entry = self._model.tensors[own], self._entry(own, module, names[module])
         if "{}" in names[module]:
             yield from _of_experts(f"{at}{names[module]}.{match['kind']}", entry, tensor.num_bytes)
             return
@@ -171,6 +209,25 @@ class GgufConfig:
             raise ModelError(
                 f"{self._path}: tensor {own} has {tensor.shape[0]} rows, and its heads make {first}"
             )
+
+    def _entry(self, own: str, module: str, name: str) -> dict[str, Any]:
+        """Return where a tensor lies, in the shape that it has here, and what was done to it."""
+        tensor = self._model.tensors[own]
+        entry: dict[str, Any] = {
+            "file": tensor.path.name,
+            "type": tensor.type.name,
+            "shape": list(tensor.shape),
+            "offset": tensor.offset,
+        }
+        if self._architecture.pairs and module in ("attn_q", "attn_k"):
+            entry["head_dim_of_pairs"] = self._head_dim
+        if self._architecture.plus_one and own.endswith("norm.weight"):
+            entry["plus_one"] = True
+        if module in OF_HEADS:
+            entry["shape"] = [math.prod(tensor.shape[:-1]), tensor.shape[-1]]
+        if name in ONE_ROW and len(tensor.shape) == 1:
+            entry["shape"] = [1, *tensor.shape]
+        return entry
 
     def _value(self, key: str, default: Any = None) -> Any:
         value = self._model.metadata.get(f"{self._name}.{key}", default)
@@ -215,7 +272,8 @@ class GgufConfig:
             "use_bias": bias,
             "attention_out_bias": self._has("attn_output", "bias"),
             "mlp_bias": self._has("ffn_up", "bias"),
-            "use_qk_norm": self._has("attn_q_norm", "weight"),
+            "lm_head_bias": "output.bias" in self._model.tensors,
+            **({"use_qk_norm": True} if self._has("attn_q_norm", "weight") else {}),
         }
 
     def _attention(self) -> dict[str, Any]:
@@ -264,8 +322,9 @@ class GgufConfig:
             if tensor in self._model.tensors
         }
         if factors:  # Llama 3's are one list, which divides the frequencies at every length
-            plain = {"factor": 1.0, "attention_factor": self._value("rope.scaling.attn_factor")}
-            plain["attention_factor"] = plain["attention_factor"] or 1.0
+            magnitude = self._architecture.longrope_magnitude
+            magnitude = magnitude or self._value("rope.scaling.attn_factor") or 1.0
+            plain = {"factor": 1.0, "attention_factor": magnitude}
             lists = {f"{name}_factor": values for name, values in factors.items()}
             return {"rope_type": "longrope", **of_type, **plain, **lists}
         if kind == "yarn":
@@ -276,6 +335,9 @@ class GgufConfig:
             }
             given = {name: value for name, value in yarn.items() if value is not None}
             given["truncate"] = self._architecture.yarn_truncates
+            weight = self._value("rope.scaling.yarn_log_multiplier")
+            if weight and self._architecture.has_latents:  # of both magnitudes, a tenth of it
+                given |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * weight, 6))
             return {"rope_type": "yarn", "factor": factor, **of_type, **given}
         if kind in ("none", "linear"):
             return {"rope_type": "linear", "factor": factor} if (factor or 1.0) != 1.0 else {}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from common.chat_formats import CALL, END, RETURN
 from common.errors import ModelError
 from common.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
@@ -25,6 +26,7 @@ _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seper
 _ENDS = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>")
     + ("<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<|observation|>", "<end_of_utterance>")
+    + ("<|eot|>", "<|eom|>", CALL, RETURN)
 )
 _SAMPLING = {
     "temp": "temperature",
@@ -88,10 +90,11 @@ class GgufTokenizer:
         """Return what ends an answer, and the settings for sampling that the file recommends."""
         named = (self._id(key) for key in ("eos", "eot", "eom"))
         ends = [token_id for token_id in named if token_id is not None]
+        known = _ENDS - {END} if CALL in self._tokens else _ENDS  # with calls, it ends a message
         ends += [
             token_id
             for token_id, token in enumerate(self._tokens)
-            if token in _ENDS and self._types[token_id] == _CONTROL
+            if token in known and self._types[token_id] == _CONTROL
         ]
         sampling = {
             name: value

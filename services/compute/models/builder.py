@@ -112,6 +112,10 @@ class Builder(Generic[L]):
         """A number in the dtype of the weights."""
         return float(torch.tensor(value, dtype=self._weights.dtype))
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds a module of this name."""
+        return self._weights.has(name)
+
     def skip(self, *prefixes: str) -> None:
         """Leave tensors whose names begin so."""
         self._weights.skip(*prefixes)

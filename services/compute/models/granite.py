@@ -67,6 +67,8 @@ def build_moe(config: GraniteMoeConfig, make: Builder[Any]) -> Decoder[Any]:
     def shared(at: str) -> GatedMLP[Any] | None:
         if not width:
             return None
+        if not make.has(f"{at}.shared_mlp.input_linear"):  # in GGUF files
+            return make.gated_mlp(f"{at}.shared_mlp", width=width)
         gate_up = make.linear([f"{at}.shared_mlp.input_linear"], (2 * width,), hidden, False)
         down = make.linear([f"{at}.shared_mlp.output_linear"], (hidden,), width, False)
         return GatedMLP(gate_up, down)

@@ -47,19 +47,15 @@ def latent_attention(
         False,
         torch.cat((down_order, num_down + entry)),
     )
-    num_up = heads * (latent.nope_dim + latent.value_dim)
-    up_HXR = make.plain(f"{at}.kv_b_proj", num_up, latent.latent_dim).view(
-        heads, -1, latent.latent_dim
-    )
-    key_up, value_up = torch.split(up_HXR, [latent.nope_dim, latent.value_dim], dim=1)
+    key_up_HNR, value_up_HVR = _expansions(make, at, latent)
     mixer = LatentAttention(
         layer=make.layer_number,
         num_heads=heads,
         down=down,
         out=make.linear([f"{at}.o_proj"], (shape.hidden_size,), heads * latent.value_dim, False),
         latent_norm=make.norm(f"{at}.kv_a_layernorm", NORM, latent.latent_dim),
-        key_up_HNR=key_up.contiguous(),
-        value_up_HVR=value_up.contiguous(),
+        key_up_HNR=key_up_HNR,
+        value_up_HVR=value_up_HVR,
         scale=scale,
         rope=rope,
         query_norm=query_norm,
@@ -67,6 +63,22 @@ def latent_attention(
     )
     make.add_mixer(mixer)
     return mixer
+
+
+def _expansions(make: Builder[Any], at: str, latent: LatentShape) -> tuple[Tensor, Tensor]:
+    """What makes keys and values of the latent: one module, or two in GGUF files, which have that
+    of keys as queries are multiplied by it."""
+    heads, rank = make.shape.num_heads, latent.latent_dim
+    if not make.has(f"{at}.kv_b_proj"):
+        key_up_HRN = make.plain(f"{at}.k_b_proj", heads * rank, latent.nope_dim).view(
+            heads, rank, -1
+        )
+        value_up = make.plain(f"{at}.v_b_proj", heads * latent.value_dim, rank)
+        return key_up_HRN.transpose(1, 2).contiguous(), value_up.view(heads, -1, rank)
+    num_up = heads * (latent.nope_dim + latent.value_dim)
+    up_HXR = make.plain(f"{at}.kv_b_proj", num_up, rank).view(heads, -1, rank)
+    key_up, value_up = torch.split(up_HXR, [latent.nope_dim, latent.value_dim], dim=1)
+    return key_up.contiguous(), value_up.contiguous()
 
 
 def _turned_last(rows: Tensor, width: int, rope: RopeSpec) -> Tensor:

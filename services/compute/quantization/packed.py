@@ -264,7 +264,8 @@ def _put(whole: Packed, rows: slice, part: Packed) -> Packed:
     if not is_alike or not _is_same(part.order_I, whole.order_I):
         raise _differ()
     if whole.scales_OG.dtype != part.scales_OG.dtype:
-        whole = replace(whole, scales_OG=whole.scales_OG.float())
+        zeros_OG = None if whole.zeros_OG is None else whole.zeros_OG.float()
+        whole = replace(whole, scales_OG=whole.scales_OG.float(), zeros_OG=zeros_OG)
     if whole.zeros_OG is None and part.zeros_OG is not None:
         whole = replace(whole, zeros_OG=torch.zeros_like(whole.scales_OG))
     whole.codes_OB[rows] = part.codes_OB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,8 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=20).map(
 UNMERGED = "ĠHTTPServer"  # a token that no merges make
 NUM_CASES = num_cases(60, 3000)
 
-# As tokenizer.json of Llama 3, Qwen2, Mistral Nemo, Phi-4-mini and DeepSeek-V3 has them.
+# As tokenizer.json of Llama 3, Qwen2, Mistral Nemo, Phi-4-mini and DeepSeek-V3 has them, and the
+# code of Kimi K2.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -70,6 +71,7 @@ DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+KIMI = GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"[\r\n/]*", r"[\r\n]*")
 
 
 def split(*patterns: str) -> list[Any]:
@@ -104,6 +106,7 @@ ORIGINALS = {
     "deepseek-r1-qwen": Original(lambda: split(QWEN2)),
     "tekken": Original(lambda: split(TEKKEN), ignore_merges=True),
     "gpt-4o": Original(lambda: split(GPT4O)),
+    "kimi-k2": Original(lambda: split(r"[\p{Han}]+|" + KIMI), ignore_merges=True),
     "deepseek-v3": Original(lambda: split(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3)),
 }
 
@@ -261,12 +264,15 @@ def test_texts_have_the_ids_of_sentencepiece(name: str, text: str, folders: Path
     assert ours.decode(ids) == theirs.decode(ids)
 
 
-def small_vocabulary(writer: gguf.GGUFWriter, model: str = "gpt2", pre: str = "gpt-2") -> None:
+def small_vocabulary(
+    writer: gguf.GGUFWriter, model: str = "gpt2", pre: str = "gpt-2", controls: tuple[str, ...] = ()
+) -> None:
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
     tokens = {
         "<s>": control, "<|eot_id|>": control, "a": normal, "<|im_end|>": normal,
         "<tool>": gguf.TokenType.USER_DEFINED, "[PAD5]": gguf.TokenType.UNUSED,
         "<reserved>": gguf.TokenType.UNUSED, "</s>": control,
+        **dict.fromkeys(controls, control),
     }  # fmt: skip
     writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre(pre)
@@ -282,6 +288,23 @@ def test_what_ends_an_answer_is_named_or_known_by_its_text(tmp_path: Path) -> No
         writer.add_eot_token_id(4)
 
     assert written(tmp_path / "x.gguf", add).generation_config() == {"eos_token_id": [7, 4, 1]}
+
+
+@pytest.mark.parametrize(
+    ("controls", "ends"),
+    [
+        (
+            ("<|end|>", "<|call|>", "<|return|>"),
+            [7, 1, 9, 10],
+        ),  # gpt-oss ends messages with <|end|>
+        (("<|end|>", "<|eot|>"), [7, 1, 8, 9]),
+    ],
+)
+def test_the_end_of_a_message_is_that_of_an_answer_unless_there_are_calls(
+    controls: tuple[str, ...], ends: list[int], tmp_path: Path
+) -> None:
+    found = written(tmp_path / "x.gguf", partial(small_vocabulary, controls=controls))
+    assert found.generation_config() == {"eos_token_id": ends}
 
 
 def test_padding_of_the_embedding_is_no_token(tmp_path: Path) -> None:

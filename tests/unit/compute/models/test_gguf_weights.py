@@ -21,24 +21,27 @@ from common.gguf.architectures import ARCHITECTURES, MIXTURES
 from common.gguf.folder import INDEX_NAME, folder_of
 from common.model_folder import eos_token_ids
 from services.compute.layers.rope import RopeSpec
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.weighted_layers import KernelLinears, Linear, QuantizedLinear
 from services.compute.models import gguf_weights
 from services.compute.models.decoder import Decoder
+from services.compute.models.expert_tensors import QWEN_EXPERTS, ExpertTensors
 from services.compute.models.families import ModelConfig, read_config
 from services.compute.models.gguf_weights import GgufFiles
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import CheckpointWeights, WeightSource
 from services.compute.quantization.packed import Packed, Weight
-from tests.gguf_files import PLAIN, GgufOptions, permuted, write_gguf
+from tests.gguf_files import PLAIN, Array, GgufOptions, permuted, write_gguf
 from tests.unit.compute.models.family_models import (
     ALL_FAMILIES,
     FAMILIES,
 )
-from tests.unit.compute.models.family_recipes import make_random
+from tests.unit.compute.models.family_recipes import longrope, make_random, yarn
 
 Changes = dict[str, Any]
 CPU = torch.device("cpu")
 NO_WINDOW: Changes = {"sliding_window": None}
+PHI_128K = longrope(8)
+PHI_128K["rope_parameters"] |= {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ CASES = {
             "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
             "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
             "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "qwen2 moe", "olmoe",
-            "hunyuan a13b", "ernie 4.5 moe", "minimax m2",
-            "gpt-oss",
+            "hunyuan a13b", "ernie 4.5 moe", "minimax m2", "gpt-oss", "deepseek v2", "deepseek v3",
+            "granite moe", "granite moe with a shared expert",
         )
     },
     "gemma 2": Case("gemma 2", {"query_pre_attn_scalar": 32}),
@@ -77,8 +80,17 @@ CASES = {
     "smollm 3": Case("smollm 3", {"no_rope_layer_interval": 4}),
     "starcoder2": Case("starcoder2", NO_WINDOW),
     "internlm 2": Case("llama", options=GgufOptions(architecture="internlm2")),
-    "glm 4.5": Case(
-        "glm 4.5", {"n_group": 1, "topk_group": 1}, GgufOptions(more=add_layer_behind)
+    "glm 4.5": Case("glm 4.5", options=GgufOptions(more=add_layer_behind)),
+    "deepseek v2 lite": Case(
+        "deepseek v2 lite",
+        {"rope_parameters": yarn(mscale=0.7, mscale_all_dim=0.7)},
+        GgufOptions(whole_latents=True),
+    ),
+    "llama 4": Case("llama 4"),
+    "phi 3.5 moe": Case("phi 3.5 moe", {"router_jitter_noise": 0.01}),
+    "phi 3.5 moe 128k": Case(
+        "phi 3.5 moe",
+        {"router_jitter_noise": 0.01, **PHI_128K},
     ),
     "mixtral": Case("mixtral", NO_WINDOW),
     "qwen3 moe": Case("qwen3 moe", {"mlp_only_layers": []}),
@@ -233,6 +245,42 @@ def test_each_expert_has_its_own_blocks_of_the_one_tensor(tmp_path: Path) -> Non
         assert torch.equal(found.dense(torch.float32), expected)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "packed_as"),
+    [(("Q4_K", "Q4_K", "Q6_K"), ("int4", "int8")), (("Q4_K", "Q6_K", "Q4_K"), ("int8", "int4"))],
+)
+def test_experts_stay_packed_whatever_types_a_layer_mixes(
+    kinds: tuple[str, ...], packed_as: tuple[str, ...], tmp_path: Path
+) -> None:
+    sizes = {"num_experts": 3, "hidden_size": 256, "moe_intermediate_size": 256}
+    case = Case("qwen3 moe", {**sizes, "num_hidden_layers": 1, "mlp_only_layers": []})
+    folder, blocks = save(case, tmp_path / "folder"), {}
+    for part, kind in zip(("gate", "up", "down"), kinds, strict=True):
+        blocks[f"blk.0.ffn_{part}_exps.weight"] = kind, random_blocks(kind, 3, 256)
+    file = write_gguf(folder, tmp_path / "model.gguf", GgufOptions(blocks=blocks))
+    weights = of_gguf(folder_of(file), torch.float32)
+    tensors = ExpertTensors(weights, "model.layers.0", QWEN_EXPERTS, 256, 256)
+    make = KernelLinears(torch.float32, keeps_dense=False)
+    gate, up, down = (
+        gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+        for kind, rows in blocks.values()
+    )
+    of_both = tensors.gate_up, np.concatenate((gate, up), 1), packed_as[0]
+    for each, expected_XOI, kind in (of_both, (tensors.down, down, packed_as[1])):
+        (linear,) = make.experts(map(each, range(3)), 3, None)
+        assert isinstance(linear, QuantizedLinear) and linear.weight.kind == kind
+        found = linear.weight.dense(torch.float32).numpy()
+        atol = float(np.abs(expected_XOI).max()) * 2**-11
+        assert np.allclose(found, expected_XOI.reshape(found.shape), rtol=2**-10, atol=atol)
+
+
+def random_blocks(kind: str, *rows: int) -> Array:
+    """Of rows of 256 numbers."""
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    shape = *rows, 256 // block_size * block_bytes
+    return np.random.default_rng(7).integers(0, 64, shape, dtype=np.uint8)
+
+
 def quantised(tensor: Tensor, kind: str) -> Tensor:
     """What is left of a tensor, if its rows are made of blocks."""
     chosen = gguf.GGMLQuantizationType[kind]
@@ -250,10 +298,7 @@ def test_rows_of_blocks_are_brought_into_order_before_they_are_dequantised(
     case = Case("llama", {**changes, "head_dim": 32})
     folder = save(case, tmp_path / "folder")
     chosen = gguf.GGMLQuantizationType[kind]
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[chosen]
-    rows = np.random.default_rng(7).integers(
-        0, 64, (128, 256 // block_size * block_bytes), dtype=np.uint8
-    )
+    rows = random_blocks(kind, 128)
     options = GgufOptions(blocks={"blk.1.attn_q.weight": (kind, permuted(rows, 32))})
     made = folder_of(write_gguf(folder, tmp_path / "model.gguf", options))
     weights = of_gguf(made, torch.float32)

@@ -217,6 +217,16 @@ def test_weights_that_fill_one_may_lack_zeros_or_have_wider_scales() -> None:
     assert torch.equal(whole.dense(torch.float32), dense)
 
 
+def test_zeros_of_weights_that_fill_one_are_as_wide_as_the_widest() -> None:
+    whole = packed("int4")
+    assert whole.zeros_OG is not None
+    narrow = replace(whole, scales_OG=whole.scales_OG.half(), zeros_OG=whole.zeros_OG.half())
+    wide = replace(whole, zeros_OG=torch.full_like(whole.zeros_OG, 1e6))  # beyond float16
+    found = filled(iter([narrow, wide]), 2)
+    assert isinstance(found, Packed) and found.zeros_OG is not None
+    assert torch.equal(found.zeros_OG[len(narrow.codes_OB) :], wide.zeros_OG)
+
+
 def test_weights_that_differ_do_not_fill_one() -> None:
     one = packed("int8")
     for other in (
