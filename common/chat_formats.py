@@ -267,7 +267,9 @@ def reasoning_format_of(template: str) -> str:
         return "harmony"
     for name, markers in REASONING_FORMATS.items():
         # A template that only cuts old reasoning away names the end alone; one that only opens new
-        # reasoning, the beginning.
+        # reasoning, the beginning. Harmony's end is that of others' messages, too (Phi-3).
+        if name == "harmony":
+            continue
         if markers.begin in template or markers.end in template:
             always_opens = _OPENED.search(template) and not _SWITCH.search(template)
             return "deepseek_r1" if name == "think" and always_opens else name

@@ -214,6 +214,15 @@ class DecoderShape:
         return self._layer_weights(0 if self.experts is None else self.experts.num_experts)
 
     @property
+    def num_expert_weights(self) -> int:
+        """The weights of all experts that not every token sees."""
+        if self.experts is None:
+            return 0
+        num_mixtures = self.num_layers - sum(self.experts.is_dense)
+        of_layer = self.experts.num_routed_weights(self.hidden_size, self.experts.num_experts)
+        return num_mixtures * of_layer
+
+    @property
     def num_row_weights(self) -> int:
         """The weights that a step of one row reads: of experts those that see it."""
         num_layer_weights = self._layer_weights(0 if self.experts is None else self.experts.top_k)
@@ -332,9 +341,10 @@ def _num_positions(raw: Mapping[str, Any]) -> int:
     """Return how many positions there are: with YaRN as many times the original ones as it says,
     for which models leave max_position_embeddings as it was (Qwen2.5)."""
     positions = _count(raw, "max_position_embeddings", 2048)
-    if raw.get("attention_chunk_size"):
+    if raw.get("attention_chunk_size") or raw.get("floor_scale"):
         # within the first chunk its attention is all, and scores are not yet scaled by position
-        ends = _count(raw, "attention_chunk_size"), _count(raw, "floor_scale", positions + 1) - 1
+        last = positions + 1
+        ends = _count(raw, "attention_chunk_size", last), _count(raw, "floor_scale", last) - 1
         return min(positions, *ends)
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling")
     if isinstance(scaling, Mapping):  # transformers 5 may have one for each type of layer

@@ -31,8 +31,12 @@ class ExpertShape:
 
     def num_weights(self, hidden_size: int, num_routed: int) -> int:
         """Return the weights of a layer of which so many experts count."""
-        maps = 3 * (num_routed * self.width + self.shared_width)
-        return hidden_size * (maps + self.num_experts)
+        beside = hidden_size * (3 * self.shared_width + self.num_experts)
+        return self.num_routed_weights(hidden_size, num_routed) + beside
+
+    def num_routed_weights(self, hidden_size: int, num_routed: int) -> int:
+        """Return those of so many experts of a layer, which not every token sees."""
+        return 3 * hidden_size * num_routed * self.width
 
 
 def read_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertShape:
@@ -44,6 +48,8 @@ def read_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertShape:
             "the file damaged?"
         )
     width = _size(raw, WIDTH)
+    if not width:
+        raise ModelError("config.json: experts of width 0 make no sense; is the file damaged?")
     shared_width = _size(raw, SHARED_WIDTH, 0) or _size(raw, NUM_SHARED, 0) * width
     is_dense = tuple(_is_dense(raw, layer) for layer in range(num_layers))
     return ExpertShape(num_experts, top_k, width, shared_width, is_dense)

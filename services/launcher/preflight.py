@@ -145,7 +145,10 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         dtype = "bfloat16" if device == "cuda" or machine.fast_bf16 else "float32"
     kind = plan.value("compute", "quantization") if quantization is None else quantization.kind
     is_coded = device == "cuda" or dtype == "bfloat16"
-    need = _need(plan, folder, shape, dtype, kind if is_coded else "")
+    num_coded = shape.num_layer_weights
+    if quantization is not None and quantization.of_experts:
+        num_coded = shape.num_expert_weights
+    need = _need(plan, folder, shape, dtype, kind if is_coded else "", num_coded)
     if device == "cuda":
         _check_gpus(plan, machine, need)
         _check_host(plan, machine, Need(0, 0, 0, need.swap, dtype))
@@ -153,10 +156,12 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         _check_host(plan, machine, need)
 
 
-def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str, kind: str) -> Need:
+def _need(
+    plan: Plan, folder: Path, shape: DecoderShape, dtype: str, kind: str, num_coded: int
+) -> Need:
     """Sum up the weights, from the files if they are here, and the smallest cache that works.
 
-    Of quantized weights the layers' count as codes of this kind. Without one they count as the
+    Of quantized weights so many count as codes of this kind. Without one they count as the
     numbers that they stand for, by which a CPU multiplies where the dtype is not bfloat16.
     """
     item_bytes = kv_bytes = ITEM_BYTES[dtype]
@@ -169,7 +174,6 @@ def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str, kind: str) 
     tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)
     positions = _whole(plan, "max_model_len") or shape.max_position_embeddings
     if kind in CODE_BYTES:
-        num_coded = shape.num_layer_weights
         weights = (shape.num_weights - num_coded) * item_bytes + int(num_coded * CODE_BYTES[kind])
         dtype = f"{kind} and {dtype}"
     return Need(

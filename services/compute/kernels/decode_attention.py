@@ -14,18 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from services.compute.kernels.decode_plan import (
-    CHUNK,
-    FIRST,
-    ITEM_WORDS,
-    LENGTH,
-    ROW,
-    SIZE,
-    SLOT,
-    DecodeTiling,
-    DecodeWork,
-    padded,
-)
+from services.compute.kernels.decode_plan import DecodeTiling, DecodeWork, load_item, padded
 from services.compute.kernels.entry_attention import attend_entries
 from services.compute.kernels.kv_entries import Codes
 from services.compute.kernels.kv_format import LayerPages
@@ -144,16 +133,9 @@ def _decode_kernel(
     if sinks is not None:
         sinks_G = head * G + tl.arange(0, BLOCK_G)
         sink_G = tl.load(sinks + sinks_G, mask=sinks_G < (head + 1) * G, other=0.0, volatile=True)
-    # Everything about the item lies in one sector and is asked for together with the count. Were
-    # these loads not volatile, the compiler would put them off until the count had come, or beyond.
     count = tl.load(num_items, volatile=True)
-    at = items + item * ITEM_WORDS
-    row = tl.load(at + ROW, volatile=True)
-    slot = tl.load(at + SLOT, volatile=True)
-    chunk = tl.load(at + CHUNK, volatile=True)
-    size = tl.maximum(tl.load(at + SIZE, volatile=True), 1)  # 0 in what was never an item
-    length = tl.load(at + LENGTH, volatile=True)
-    first = tl.load(at + FIRST, volatile=True)
+    row, slot, chunk, size, length, first = load_item(items, item)
+    size = tl.maximum(size, 1)  # 0 in what was never an item
     seen_from = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     first_chunk = seen_from // size  # those before are out of the window
     is_real = (item < count) & (chunk >= first_chunk)

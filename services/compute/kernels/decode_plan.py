@@ -146,6 +146,21 @@ _SIZE_CLASSES = tl.constexpr(8)
 
 
 @triton.jit
+def load_item(items, item):
+    """Its words in their order. They lie in one sector and are asked for together, with what is
+    loaded before them: were these loads not volatile, the compiler would put them off until that
+    had come, or beyond."""
+    at = items + item * ITEM_WORDS
+    row = tl.load(at + ROW, volatile=True)
+    slot = tl.load(at + SLOT, volatile=True)
+    chunk = tl.load(at + CHUNK, volatile=True)
+    size = tl.load(at + SIZE, volatile=True)
+    length = tl.load(at + LENGTH, volatile=True)
+    first = tl.load(at + FIRST, volatile=True)
+    return row, slot, chunk, size, length, first
+
+
+@triton.jit
 def _store_items(items, place, row, slot, chunk, size, length, first, mask):
     item = items + place * ITEM_WORDS
     tl.store(item + ROW, row, mask=mask)

@@ -13,21 +13,13 @@ the rotated part, W = R + P, I items, S chunks merged at once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from services.compute.kernels.decode_plan import (
-    CHUNK,
-    FIRST,
-    ITEM_WORDS,
-    LENGTH,
-    ROW,
-    SIZE,
-    SLOT,
-    DecodeWork,
-    padded,
-)
+from services.compute.kernels.decode_plan import DecodeWork, load_item, padded
 from services.compute.kernels.kv_entries import (
     Codes,
     decode,
@@ -182,16 +174,8 @@ def _decode_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    # Everything about the item lies in one sector and is asked for together with the count. Were
-    # these loads not volatile, the compiler would put them off until the count had come, or beyond.
     count = tl.load(num_items, volatile=True)
-    at = items + item * ITEM_WORDS
-    row = tl.load(at + ROW, volatile=True)
-    slot = tl.load(at + SLOT, volatile=True)
-    chunk = tl.load(at + CHUNK, volatile=True)
-    size = tl.load(at + SIZE, volatile=True)
-    length = tl.load(at + LENGTH, volatile=True)
-    first = tl.load(at + FIRST, volatile=True)
+    row, slot, chunk, size, length, first = load_item(items, item)
     if item >= count:
         return
     g_G = tl.arange(0, BLOCK_G)
@@ -275,6 +259,29 @@ def _merge_kernel(
         tl.store(out + r_R, (mix_R / total).to(out_THR.dtype.element_ty), mask=r_R < R)
 
 
+def latent_constants(call: AttentionCall, codes: Codes, tiling: LatentTiling) -> dict[str, Any]:
+    """What launches over latents have in common."""
+    rank, rotated = call.out_THD.shape[2], call.q_THD.shape[2] - call.out_THD.shape[2]
+    return {
+        "Q_ROW": call.q_THD.stride(0),
+        "OUT_ROW": call.out_THD.stride(0),
+        "TABLE_ROW": call.page_table_NL.stride(0),
+        "PAGE_STRIDE": codes.page_stride,
+        "SCALE_STRIDE": codes.scale_stride,
+        "ENTRY": codes.entry,
+        "ASM": codes.has_instructions,
+        "R": rank,
+        "P": rotated,
+        "PAGE": call.kv_pages.shape[3],
+        "BLOCK_R": padded(rank),
+        "BLOCK_P": padded(rotated),
+        "BLOCK_N": tiling.block_n,
+        "WIDEN": call.q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+
+
 def latent_decode_attention(
     call: AttentionCall,
     work: DecodeWork,
@@ -291,8 +298,7 @@ def latent_decode_attention(
     itself and on the length of its chunks. `tiling` is there to measure others than the chosen one.
     """
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
-    num_heads, width = q_THW.shape[1:]
-    rank = out_THR.shape[2]
+    num_heads, rank = out_THR.shape[1:]
     tiles = head_tiles(num_heads)
     group = num_heads // tiles
     tiling = tiling or LatentTiling.of(q_THW.dtype, group)
@@ -309,26 +315,11 @@ def latent_decode_attention(
         work.partial_stats,
         out_THR,
         scale * LOG2_E,
-        Q_ROW=q_THW.stride(0),
-        OUT_ROW=out_THR.stride(0),
-        TABLE_ROW=page_table_NL.stride(0),
-        PAGE_STRIDE=codes.page_stride,
-        SCALE_STRIDE=codes.scale_stride,
-        ENTRY=codes.entry,
-        ASM=codes.has_instructions,
         MAX_ITEMS=len(work.items),
         H=num_heads,
         G=group,
-        R=rank,
-        P=width - rank,
-        PAGE=pages.shape[3],
         BLOCK_G=padded(group),
-        BLOCK_R=padded(rank),
-        BLOCK_P=padded(width - rank),
-        BLOCK_N=tiling.block_n,
-        WIDEN=q_THW.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        **latent_constants(call, codes, tiling),
         **launch,
     )
     _merge_kernel[(num_rows, num_heads)](

@@ -22,13 +22,12 @@ from services.compute.kernels.kv_entries import Codes
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.latent_attention import (
     attend_latents,
+    latent_constants,
     load_queries,
 )
-from services.compute.kernels.latent_tiling import (
-    LatentTiling,
-)
+from services.compute.kernels.latent_tiling import LatentTiling
 from services.compute.kernels.prefill_attention import LOG2_E
-from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
+from services.compute.kernels.prefill_plan import PrefillWork, load_tile, num_items_bound
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
@@ -128,11 +127,8 @@ def _chunk_kernel(
     num_tiles = tl.load(num_items_ptr) * (TILES * SPLITS)
     for place in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         item = place // (TILES * SPLITS)
-        row = tl.load(items_I2 + item * 2)
-        item_first = tl.load(items_I2 + item * 2 + 1)
-        first = item_first + place % (TILES * SPLITS) // TILES * BLOCK_Q
-        num_q = tl.minimum(tl.load(q_len_R + row), item_first + ITEM_Q) - first
-        num_q = tl.maximum(tl.minimum(num_q, BLOCK_Q), 0)
+        split = place % (TILES * SPLITS) // TILES
+        row, first, num_q = load_tile(items_I2, q_len_R, item, split, ITEM_Q, BLOCK_Q)
         start = tl.load(q_start_R + row)
         pages = page_table + tl.load(row_slot_R + row).to(tl.int64) * TABLE_ROW
         query_M = m_M // G
@@ -202,9 +198,7 @@ def _attend(
     tiling: LatentTiling | None,
 ) -> None:
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
-    num_heads, width = q_THW.shape[1:]
-    rank = out_THR.shape[2]
-    tiles = num_heads // work.group
+    tiles = q_THW.shape[1] // work.group
     block_m = max(CHUNK_ROWS, padded(work.group))
     tiling = tiling or LatentTiling.of(q_THW.dtype, block_m)
     codes = Codes.of(LayerPages(pages, call.kv_scales))
@@ -224,25 +218,10 @@ def _attend(
         out_THR,
         sums_TH,
         scale * LOG2_E,
-        Q_ROW=q_THW.stride(0),
-        OUT_ROW=out_THR.stride(0),
-        TABLE_ROW=page_table_NL.stride(0),
-        PAGE_STRIDE=codes.page_stride,
-        SCALE_STRIDE=codes.scale_stride,
-        ENTRY=codes.entry,
-        ASM=codes.has_instructions,
         TILES=tiles,
         G=work.group,
-        R=rank,
-        P=width - rank,
-        PAGE=pages.shape[3],
         ITEM_Q=work.block_q,
         BLOCK_M=block_m,
-        BLOCK_R=padded(rank),
-        BLOCK_P=padded(width - rank),
-        BLOCK_N=tiling.block_n,
         CONTEXT=sums_TH is not None,
-        WIDEN=q_THW.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        **latent_constants(call, codes, tiling),
     )

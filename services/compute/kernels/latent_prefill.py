@@ -20,11 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.decode_plan import padded
-from services.compute.kernels.latent_attention import (
-    load_columns,
-)
+from services.compute.kernels.latent_attention import load_columns
 from services.compute.kernels.prefill_attention import LOG2_E
-from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
+from services.compute.kernels.prefill_plan import PrefillWork, load_tile, num_items_bound
 from services.compute.kernels.step_buffers import StepInputs
 
 
@@ -139,11 +137,8 @@ def _own_chunk_kernel(
     for place in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         item = place // (H * SPLITS)
         head = place % H
-        row = tl.load(items_I2 + item * 2)
-        item_first = tl.load(items_I2 + item * 2 + 1)
-        first = item_first + place % (H * SPLITS) // H * BLOCK_M
-        num_q = tl.minimum(tl.load(q_len_R + row), item_first + ITEM_Q) - first
-        num_q = tl.maximum(tl.minimum(num_q, BLOCK_M), 0)
+        split = place % (H * SPLITS) // H
+        row, first, num_q = load_tile(items_I2, q_len_R, item, split, ITEM_Q, BLOCK_M)
         first_token = tl.load(token_start_R + row).to(tl.int64)
         query_M = first + m_M
         valid_M = m_M < num_q

@@ -28,6 +28,7 @@ from services.compute.kernels.kv_format import LayerPages, dequantize
 from services.compute.kernels.prefill_plan import (
     PrefillTiling,
     PrefillWork,
+    load_tile,
     num_items_bound,
     tiling_of,
 )
@@ -228,11 +229,7 @@ def _prefill_attention_kernel(
         item = tile // (K * SPLITS)
         head = tile % K
         split = tile % (K * SPLITS) // K
-        row = tl.load(items_I2 + item * 2)
-        item_first = tl.load(items_I2 + item * 2 + 1)
-        first = item_first + split * BLOCK_Q
-        num_q = tl.minimum(tl.load(q_len_R + row), item_first + ITEM_Q) - first
-        num_q = tl.maximum(tl.minimum(num_q, BLOCK_Q), 0)
+        row, first, num_q = load_tile(items_I2, q_len_R, item, split, ITEM_Q, BLOCK_Q)
         first_position = tl.load(q_start_R + row) + first
         pages = page_table + tl.load(row_slot_R + row).to(tl.int64) * TABLE_STRIDE
         keys = kv_pages + head * (PAGE_TOKENS * D)

@@ -101,6 +101,16 @@ def num_items_bound(num_tokens: int, max_rows: int, block_q: int) -> int:
     return num_tokens // block_q + min(max_rows, num_tokens)
 
 
+@triton.jit
+def load_tile(items_I2, q_len_R, item, split, ITEM_Q: tl.constexpr, TILE_Q: tl.constexpr):
+    """The row of an item's tile, its first query in the row, and how many it has: maybe none."""
+    row = tl.load(items_I2 + item * 2)
+    item_first = tl.load(items_I2 + item * 2 + 1)
+    first = item_first + split * TILE_Q
+    num_q = tl.minimum(tl.load(q_len_R + row), item_first + ITEM_Q) - first
+    return row, first, tl.maximum(tl.minimum(num_q, TILE_Q), 0)
+
+
 PLAN_ITEMS = 32
 PLAN_ROWS = 128
 

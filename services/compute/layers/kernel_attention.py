@@ -11,9 +11,7 @@ from torch import Tensor
 
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.latent_attention import (
-    latent_decode_attention,
-)
+from services.compute.kernels.latent_attention import latent_decode_attention
 from services.compute.kernels.latent_chunks import (
     latent_chunk_attention,
     latent_context_attention,

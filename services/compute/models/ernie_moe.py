@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.kernels.routing import Routing
+from pydantic import Field
+
+from services.compute.kernels.routing import SMALLEST_SUM, Routing
 from services.compute.layers.parts import GatedMLP, LayerPart
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
@@ -19,6 +21,7 @@ class ErnieMoeConfig(FamilyConfig):
     hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     use_bias: bool = False
+    moe_norm_min: float = Field(1e-12, ge=SMALLEST_SUM, le=1e-9)  # no sum of shares is so small
 
 
 def build(config: ErnieMoeConfig, make: Builder[Any]) -> Decoder[Any]:
@@ -29,7 +32,7 @@ def build(config: ErnieMoeConfig, make: Builder[Any]) -> Decoder[Any]:
 
     def shared(mlp: str) -> GatedMLP[Any] | None:
         width = mixture.shared_width
-        return make.gated_mlp(f"{mlp}.shared_experts", width=width) if width else None
+        return make.gated_mlp(f"{mlp}.shared_experts", bias=bias, width=width) if width else None
 
     def feed_forward(at: str, number: int) -> LayerPart[Any]:
         mlp = f"{at}.mlp"
@@ -48,6 +51,7 @@ def build(config: ErnieMoeConfig, make: Builder[Any]) -> Decoder[Any]:
         NormForm(config.rms_norm_eps),
         lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=bias),
         feed_forward,
+        head_bias=bias,
     )
 
 

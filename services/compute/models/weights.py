@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.quantization import QuantizationConfig
-from services.compute.quantization.at_load import Quantization, quantized
+from services.compute.quantization.at_load import Quantization, fp8_of_blocks, quantized
 from services.compute.quantization.packed import Packed, Weight, stacked
 
 
@@ -149,7 +149,10 @@ class QuantizedAtLoad:
         stays = said is not None and said.of_experts and ".experts." not in names[0]
         if isinstance(weight, Packed) or stays:
             return weight
-        made = quantized(weight, self._quantization)
+        if said is not None and said.block is not None:
+            made: Weight = fp8_of_blocks(weight, said.block)
+        else:
+            made = quantized(weight, self._quantization)
         if said is None or not isinstance(made, Packed):
             return made
         return replace(made, inputs_8bit=said.kind in said.inputs_8bit)

@@ -6,6 +6,7 @@ Shape legend: O outputs, I inputs, G groups of inputs in a row, N = I / G inputs
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 from typing import Literal, TypeAlias
 
 import torch
@@ -37,6 +38,18 @@ def quantized(weight_OI: Tensor, kind: Quantization) -> Weight:
     pack = {"fp8": _fp8, "int8": _int8, "int4": _int4, "fp4": _mxfp4}[kind]
     parts = [pack(weight_OI[rows]) for rows in chunks(*weight_OI.shape)]
     return joined(parts)
+
+
+def fp8_of_blocks(weight_OI: Tensor, block: tuple[int, int]) -> Packed:
+    """FP8 with a scale for each block of so many rows and inputs, as some checkpoints have it."""
+    num_out, num_in = weight_OI.shape
+    groups_OGN = weight_OI.float().view(num_out, -1, gcd(num_in, block[1]))
+    largest_OG = groups_OGN.abs().amax(2)
+    for rows in torch.split(largest_OG, block[0]):
+        rows.copy_(rows.amax(0, keepdim=True).clone())
+    scales_OG = largest_OG.masked_fill_(largest_OG == 0, 1.0).div_(LARGEST_E4M3)
+    codes_OI = (groups_OGN / scales_OG[:, :, None]).view(weight_OI.shape)
+    return Packed("fp8", codes_OI.to(torch.float8_e4m3fn), scales_OG, inputs_8bit=True)
 
 
 def rounded_to_int8(weight: Packed) -> Packed:

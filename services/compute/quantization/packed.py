@@ -224,7 +224,7 @@ def joined(parts: Sequence[Packed]) -> Packed:
 def filled(parts: Iterable[Weight], count: int) -> Weight:
     """So many weights of one shape, their rows on top of one another, in memory that is made once.
 
-    Raises ModelError where they differ in more than the width of scales.
+    Raises ModelError where they differ in more than zeros and the dtype of scales.
     """
     whole: Weight | None = None
     for number, part in enumerate(parts):
@@ -260,6 +260,7 @@ def _times(part: Tensor, count: int) -> Tensor:
 
 def _put(whole: Packed, rows: slice, part: Packed) -> Packed:
     is_alike = (part.kind, part.num_inputs) == (whole.kind, whole.num_inputs)
+    is_alike &= part.scales_OG.shape[1] in (1, whole.scales_OG.shape[1])  # one is all groups'
     if not is_alike or not _is_same(part.order_I, whole.order_I):
         raise _differ()
     if whole.scales_OG.dtype != part.scales_OG.dtype:

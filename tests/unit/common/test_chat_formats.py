@@ -61,6 +61,7 @@ REASONING_SIGNS = {
     "MiniMax M2": ("{{ ']~b]ai' ~ '\\n' ~ '<think>' ~ '\\n' }}", "think"),
     "gpt-oss": ('"<|start|>assistant<|channel|>final<|message|>" + message.content', "harmony"),
     "Command A": ("<|START_THINKING|>", "cohere"),
+    "Phi 3": ("{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}", ""),
     "no reasoning": ("I think, therefore <b>I am</b>", ""),
 }
 

@@ -53,9 +53,14 @@ def test_a_size_for_each_layer_has_to_be_one() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"num_experts_per_tok": 9}, {"num_experts_per_tok": 0}, {"num_experts": 1 << 14}],
+    [
+        {"num_experts_per_tok": 9},
+        {"num_experts_per_tok": 0},
+        {"num_experts": 1 << 14},
+        {"intermediate_size": 0},
+    ],
 )
-def test_numbers_of_experts_that_make_no_sense_are_refused(changes: dict[str, int]) -> None:
+def test_experts_that_make_no_sense_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(ModelError, match="make no sense"):
         read_experts({**FIELDS, **changes}, 2)
 

@@ -124,6 +124,17 @@ def test_quantized_weights_count_as_their_codes(kind: str, size: float, tmp_path
         assert f"its weights take {size} GiB as {kind} and bfloat16" in said
 
 
+def test_of_quantized_experts_alone_the_rest_counts_as_it_is(tmp_path: Path) -> None:
+    """gpt-oss 20B, of whose weights nineteen billions are experts'."""
+    sizes = {"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
+    heads = {"num_attention_heads": 64, "head_dim": 64, "vocab_size": 201_088}
+    experts = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 32}
+    on_disk = {"quantization_config": {"quant_method": "mxfp4"}}
+    folder = folder_of(tmp_path, **sizes, **heads, **experts, **on_disk)
+    machine = Machine(64 * GIB, True, (Gpu(8 * GIB, 0),))
+    assert "its weights take 12.2 GiB as fp4 and bfloat16" in refused(plan_of(), folder, machine)
+
+
 def test_another_kind_than_the_folder_has_is_refused_before_anything_starts(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, quantization_config={"quant_method": "fp8"})
     said = refused(plan_of({"compute": {"quantization": "int8"}}), folder, SERVER)

@@ -21,10 +21,7 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
-from services.compute.kernels.latent_tiling import (
-    extra_programs,
-    head_tiles,
-)
+from services.compute.kernels.latent_tiling import extra_programs, head_tiles
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits

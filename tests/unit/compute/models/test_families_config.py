@@ -109,6 +109,7 @@ def test_mistral_has_one_window_and_qwen_has_it_by_layer() -> None:
 
 
 UNSUPPORTED = {  # values that transformers has code for, and we do not
+    "Ernie4_5_MoeForCausalLM": {"moe_norm_min": 0.5},
     "Gemma3ForCausalLM": {"use_bidirectional_attention": True, "attn_logit_softcapping": 50.0},
     "NemotronForCausalLM": {"hidden_act": "silu"},
     "Starcoder2ForCausalLM": {"hidden_act": "silu"},

@@ -180,6 +180,8 @@ def test_random_weights_of_a_quantized_model_are_quantized_too(name: str, tmp_pa
     decoder = ModelLoader.read(tmp_path, settings, CPU).decoder(KernelLinears(torch.float32, False))
     packed = [each.weight for each in decoder.linears if isinstance(each, QuantizedLinear)]
     assert {weight.kind for weight in packed} == {DUMMY_KINDS[name]}
+    has_blocks = name in ("fp8 of blocks", "modelopt FP8_PB_WO")
+    assert not has_blocks or any(weight.group_size < weight.num_inputs for weight in packed)
     rounds_inputs = name in ("fp8 of blocks", "compressed int8 and inputs")
     assert {weight.inputs_8bit for weight in packed} == {rounds_inputs}
     assert not isinstance(decoder.head, QuantizedLinear)

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from common.errors import ModelError
-from services.compute.quantization.at_load import Quantization, quantized, rounded_to_int8
+from services.compute.quantization.at_load import (
+    Quantization,
+    fp8_of_blocks,
+    quantized,
+    rounded_to_int8,
+)
 from services.compute.quantization.packed import (
     E2M1,
     Packed,
@@ -226,8 +231,20 @@ def test_weights_that_differ_do_not_fill_one() -> None:
     one = packed("int8")
     for other in (
         packed("fp8"),
+        replace(one, scales_OG=one.scales_OG.repeat(1, 2)),
         replace(one, order_I=torch.arange(256).flip(0)),
         torch.ones(6, 256),
     ):
         with pytest.raises(ModelError, match="experts .* in different ways"):
             filled(iter([one, other]), 2)
+
+
+def test_a_block_of_fp8_has_one_scale_and_its_largest_weight_is_exact() -> None:
+    weight = torch.randn(5, 64)
+    weight[:2, :32] = 0.0
+    found = fp8_of_blocks(weight, (2, 32))
+    assert torch.equal(found.scales_OG[0], found.scales_OG[1])
+    assert not torch.equal(found.scales_OG[1], found.scales_OG[2])
+    torch.testing.assert_close(found.dense(torch.float32), weight, rtol=2**-4, atol=1e-2)
+    largest = weight[2:4, 32:].abs().max()
+    torch.testing.assert_close(found.dense(torch.float32)[2:4, 32:].abs().max(), largest)
