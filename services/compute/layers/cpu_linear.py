@@ -57,6 +57,10 @@ FEW_ROWS = 4
 100 M model (110 us against 223, 74 against 166, 81 against 139), still at four (177 against 239).
 With eight they are slower, as ATen's kernel reads them once for each row."""
 
+INPUTS_TOGETHER = 16
+"""ATen's kernel of 8 bits reads so many inputs at once, and beyond the last row's end where its rows
+are no multiple: it gives wrong numbers there, or ends the process."""
+
 
 class Int8Linear:
     """y = x W^T + b in bfloat16 of codes of 8 bits, with a scale for each row of the weight.
@@ -74,7 +78,7 @@ class Int8Linear:
             self._dense = ReorderedLinear(rounded.dense(torch.bfloat16), bias_O)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        if len(x_TI) > FEW_ROWS:
+        if len(x_TI) > FEW_ROWS or x_TI.shape[1] % INPUTS_TOGETHER:
             if self._dense is not None:
                 return self._dense(x_TI)
             weight_OI = self._codes_OI.to(x_TI.dtype).mul_(self._scales_O[:, None])

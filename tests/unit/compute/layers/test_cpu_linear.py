@@ -59,6 +59,16 @@ def test_in_bfloat16_it_has_codes_of_8_bits(
     assert linear(x).shape == (rows, 48)
 
 
+@pytest.mark.parametrize("rows", [1, FEW_ROWS])
+def test_codes_of_8_bits_may_have_any_number_of_inputs(rows: int) -> None:
+    codes = torch.randint(-127, 128, (48, 24), dtype=torch.int8)
+    weight = Packed("int8", codes, torch.ones(48, 1))
+    x = torch.randn(rows, 24).bfloat16()
+    linear = Int8Linear(weight, None, keep_dense=False)
+    expected = x.float() @ codes.float().T
+    torch.testing.assert_close(linear(x).float(), expected, rtol=0.02, atol=10)
+
+
 def int4(
     rows: int, inputs: int, groups: int, zeros: bool = True, order: torch.Tensor | None = None
 ) -> Packed:
