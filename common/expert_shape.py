@@ -44,12 +44,15 @@ def read_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertShape:
     num_experts, top_k = _size(raw, COUNT), _size(raw, CHOSEN)
     if not 1 <= top_k <= num_experts <= MOST_EXPERTS:
         raise ModelError(
-            f"config.json: {num_experts} experts, of which {top_k} see a token, make no sense; is "
-            "the file damaged?"
+            f"config.json: {num_experts} experts ({_name(raw, COUNT)}), of which {top_k} see a "
+            f"token ({_name(raw, CHOSEN)}), make no sense; is the file damaged?"
         )
     width = _size(raw, WIDTH)
     if not width:
-        raise ModelError("config.json: experts of width 0 make no sense; is the file damaged?")
+        raise ModelError(
+            f"config.json: experts of width 0 ({_name(raw, WIDTH)}) make no sense; is the file "
+            "damaged?"
+        )
     shared_width = _size(raw, SHARED_WIDTH, 0) or _size(raw, NUM_SHARED, 0) * width
     is_dense = tuple(_is_dense(raw, layer) for layer in range(num_layers))
     return ExpertShape(num_experts, top_k, width, shared_width, is_dense)
@@ -68,14 +71,19 @@ def _is_dense(raw: Mapping[str, Any], layer: int) -> bool:
     return (layer + 1) % max(1, step) != 0
 
 
+def _name(raw: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    """Return the one that the file has; the first, if it has none."""
+    return next((name for name in names if raw.get(name) is not None), names[0])
+
+
 def _size(raw: Mapping[str, Any], names: tuple[str, ...], default: int | None = None) -> int:
-    name = next((name for name in names if raw.get(name) is not None), None)
-    value = default if name is None else raw[name]
+    name = _name(raw, names)
+    value = default if raw.get(name) is None else raw[name]
     if isinstance(value, list) and value and value == value[:1] * len(value):  # one for each layer
         value = value[0]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 20:
         raise ModelError(
-            f"config.json: {name or names[0]} {str(value)[:60]} is not supported; it must be a "
+            f"config.json: {name} {str(value)[:60]} is not supported; it must be a "
             "number, the same for all layers."
         )
     return value

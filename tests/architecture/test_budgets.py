@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (9_440, 61),
+    "common": (9_450, 61),
     "services/router": (13_830, 79),
     "services/tokenizer": (3_930, 20),
     "services/compute": (30_520, 195),
@@ -21,7 +21,7 @@ BUDGETS = {  # package: lines, files
     "services/launcher": (1_340, 8),
     "services/commands": (1_610, 9),
     "services/bench": (630, 4),
-    "services": (55_030, 336),
+    "services": (55_040, 336),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -58,8 +58,8 @@ FEW_ROWS = 4
 With eight they are slower, as ATen's kernel reads them once for each row."""
 
 INPUTS_TOGETHER = 16
-"""ATen's kernel of 8 bits reads so many inputs at once, and beyond the last row's end where its rows
-are no multiple: it gives wrong numbers there, or ends the process."""
+"""ATen's kernel of 8 bits reads so many inputs at once, and beyond a row's end where they are no
+multiple: it gives wrong numbers there, or ends the process."""
 
 
 class Int8Linear:
