@@ -104,7 +104,8 @@ def step_of(
     inputs.counts[NUM_DECODE_ROWS] = rows
     inputs.q_start_R[:rows] = torch.tensor(lengths) - 1
     inputs.row_slot_R[:rows] = torch.randperm(rows)
-    resident = Resident.make(rows, MAX_CONTEXT // PAGE_TOKENS, 1, device)
+    max_pages = max(MAX_CONTEXT // PAGE_TOKENS, *counts)
+    resident = Resident.make(rows, max_pages, 1, device)
     order = torch.randperm(sum(counts), dtype=torch.int32)
     parts = order.split(counts)
     for row, (slot, part) in enumerate(zip(inputs.row_slot_R[:rows].tolist(), parts, strict=True)):

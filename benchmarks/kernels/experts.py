@@ -34,7 +34,6 @@ from services.compute.kernels.expert_matmul_config import (
     expert_config,
 )
 from services.compute.kernels.expert_matvec import (
-    MAX_TOKENS,
     ExpertRowConfig,
     expert_down_rows,
     expert_gate_up_rows,
@@ -58,6 +57,9 @@ ROUTINGS = 6
 
 COMPARED = 8
 """Pairs of a product."""
+
+MAX_ROW_TOKENS = 4
+"""Up to which a layer is timed by rows and by pairs, too."""
 
 DTYPE = torch.bfloat16
 
@@ -322,7 +324,7 @@ def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
     for pdl in (False, True):
         runs = [partial(r.layer, gate_config, down_config, pdl=pdl) for r in drawn]
         yield case(f"{at} layer{', pdl' * pdl}", runs, first, both)
-    if num_tokens <= MAX_TOKENS:
+    if num_tokens <= MAX_ROW_TOKENS:
         first.layer_by_row(pdl=True)
         configs = [expert_row_config(s, gated=s is gate_up) for s in both]
         print(f"by row: error {first.layer_error():.4f}; {configs}")

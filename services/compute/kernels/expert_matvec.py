@@ -28,8 +28,6 @@ from services.compute.quantization.packed import Packed
 if TYPE_CHECKING:
     from services.compute.layers.parts import Gating
 
-MAX_TOKENS = 4
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertRowConfig:
