@@ -99,10 +99,13 @@ def weight_operands(weight: Weight, block_out: int, block_in: int) -> list[Any]:
         blocks = [[block_out, step_bytes], [num_groups, block_out], [num_groups, block_out]]
     else:
         parts, blocks = [weight, None, None], [[block_out, block_in]] * 3
-    copied = all(part is None or _can_copy(part) for part in parts)
+    copied = parts
+    if isinstance(weight, Packed) and weight.scales_OG.shape[1] == 1:
+        copied = [parts[0], None, None]  # scales of whole rows are read once, at the end
+    fits = all(part is None or _can_copy(part) for part in copied)
     descriptors = [
-        TensorDescriptor.from_tensor(part, block) if copied and part is not None else None
-        for part, block in zip(parts, blocks, strict=True)
+        TensorDescriptor.from_tensor(part, block) if fits and part is not None else None
+        for part, block in zip(copied, blocks, strict=True)
     ]
     return [*descriptors, *parts]
 
