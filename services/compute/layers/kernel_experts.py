@@ -2,7 +2,8 @@
 
 One row takes three: the router's product and the choice, and two products that read the maps of the
 row's experts. Many take six: rows are put in the order of experts, so that a tile of a product has
-one expert's, and what becomes of them is added up at the end.
+one expert's, and what becomes of them is added up at the end. Where maps take codes of 8 bits, two
+more make them.
 
 Shape legend: T tokens, E hidden width, F inner width of an expert, X experts, K experts of a token,
 R = T * K pairs of a token and an expert.
@@ -30,6 +31,14 @@ from services.compute.kernels.expert_matmul_config import (
     way,
 )
 from services.compute.kernels.expert_matvec import expert_down_rows, expert_gate_up_rows
+from services.compute.kernels.quantized_expert_config import (
+    expert_row_form,
+    quantized_block_rows,
+    quantized_expert_options,
+)
+from services.compute.kernels.quantized_expert_matmul import quantized_down, quantized_gate_up
+from services.compute.kernels.quantized_matmul_config import fits_device
+from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows
 from services.compute.kernels.route import (
     MAX_ROWS,
     Counting,
@@ -40,7 +49,7 @@ from services.compute.kernels.route import (
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
 from services.compute.kernels.weight_tiles import can_multiply
-from services.compute.layers.parts import Experts
+from services.compute.layers.parts import Experts, Gating
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
@@ -73,6 +82,7 @@ class ExpertProduct:
         self._num_real = step_counts[NUM_TOKENS : NUM_TOKENS + 1]
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=step_counts.device)
         self._invariant = invariant
+        self._takes_quantized = not invariant and fits_device(step_counts.device)
         self._pdl = pdl
 
     def __call__(
@@ -159,35 +169,39 @@ class ExpertProduct:
         scratch: Scratch,
     ) -> None:
         gate_up, down = _stacks(experts)
-        num_experts = experts.routing.num_experts
+        num_experts, num_pairs = experts.routing.num_experts, routes.experts_TK.numel()
+        value: Tensor | QuantizedRows = x_TE
         if way(len(x_TE), gate_up, invariant=self._invariant) == "pair":
             order = ExpertOrder.of_pairs(routes.experts_TK, num_experts)
         else:
-            order = self._ordered(routes, num_experts, x_TE.dtype, scratch)
-        num_pairs = routes.experts_TK.numel()
+            value = self._codes(x_TE, gate_up, scratch)
+            if isinstance(value, QuantizedRows):
+                rows = quantized_block_rows(num_pairs, num_experts)
+            else:
+                rows = block_rows(num_pairs, num_experts, x_TE.dtype, invariant=self._invariant)
+            order = self._ordered(routes, num_experts, rows, scratch)
         inner_RF = scratch.take(num_pairs, down.num_in)
+        self._gate_up(value, gate_up, order, inner_RF, experts.gating)
+        inner = inner_RF if order.order_R is None else self._codes(inner_RF, down, scratch)
         rows_RE = scratch.take(num_pairs, down.num_out)
-        self._launch(
-            gate_up,
-            order,
-            x_TE.dtype,
-            partial(expert_gate_up, x_TE, gate_up, order, inner_RF, experts.gating, pdl=self._pdl),
-            gated=True,
-        )
-        self._launch(
-            down,
-            order,
-            x_TE.dtype,
-            partial(expert_down, inner_RF, down, order, rows_RE, pdl=self._pdl),
-            gated=False,
-        )
+        self._down(inner, down, order, rows_RE)
         combine_experts(rows_RE, routes.weights_TK, shared, out_TE, pdl=self._pdl)
 
+    def _codes(self, x_TI: Tensor, stack: ExpertStack, scratch: Scratch) -> Tensor | QuantizedRows:
+        """The rows as these experts take them."""
+        form = expert_row_form(stack.weight) if self._takes_quantized else None
+        if form is None:
+            return x_TI
+        memory = scratch.take_bytes(QuantizedRows.num_bytes(form, *x_TI.shape))
+        rows = QuantizedRows.within(memory, form, *x_TI.shape)
+        quantize_rows(x_TI, rows, pdl=self._pdl)
+        return rows
+
     def _ordered(
-        self, routes: Routes, num_experts: int, dtype: torch.dtype, scratch: Scratch
+        self, routes: Routes, num_experts: int, rows: int, scratch: Scratch
     ) -> ExpertOrder:
+        """By expert, in tiles of so many rows."""
         num_pairs = routes.experts_TK.numel()
-        rows = block_rows(num_pairs, num_experts, dtype, invariant=self._invariant)
         if self._choices.is_asking:
             # launches that are noted run when memory holds something else, on random rows at best
             expert_R = torch.arange(num_pairs, dtype=torch.int32, device=routes.experts_TK.device)
@@ -200,6 +214,33 @@ class ExpertProduct:
         order = ExpertOrder.within(memory, num_pairs, num_experts, rows)
         sort_experts(routes.experts_TK, order, pdl=self._pdl)
         return order
+
+    def _gate_up(
+        self,
+        x: Tensor | QuantizedRows,
+        stack: ExpertStack,
+        order: ExpertOrder,
+        out_RF: Tensor,
+        gating: Gating,
+    ) -> None:
+        rest = stack, order, out_RF, gating
+        if isinstance(x, QuantizedRows):
+            options = quantized_expert_options(order.block_rows, x.form, stack, gated=True)
+            self._choices.launch(options, partial(quantized_gate_up, x, *rest, pdl=self._pdl))
+        else:
+            run = partial(expert_gate_up, x, *rest, pdl=self._pdl)
+            self._launch(stack, order, x.dtype, run, gated=True)
+
+    def _down(
+        self, x: Tensor | QuantizedRows, stack: ExpertStack, order: ExpertOrder, out_RE: Tensor
+    ) -> None:
+        rest = stack, order, out_RE
+        if isinstance(x, QuantizedRows):
+            options = quantized_expert_options(order.block_rows, x.form, stack, gated=False)
+            self._choices.launch(options, partial(quantized_down, x, *rest, pdl=self._pdl))
+        else:
+            run = partial(expert_down, x, *rest, pdl=self._pdl)
+            self._launch(stack, order, x.dtype, run, gated=False)
 
     def _launch(
         self,
