@@ -20,7 +20,7 @@ from services.compute.layers.weighted_layers import KernelLinears, Linear, Linea
 from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Weight
 
-NUM_EXPERTS, HIDDEN, INNER, MAX_TOKENS = 4, 64, 32, 20
+NUM_EXPERTS, HIDDEN, INNER, MAX_TOKENS = 4, 128, 128, 20  # rows of 128 inputs may be codes
 DTYPE = torch.bfloat16
 
 
@@ -73,7 +73,9 @@ def test_experts_of_a_gpu_say_what_those_of_the_cpu_say(
         out_TE.copy_(shared_TE)
         some_TE = out_TE[:count]
         product(x_TE[:count].to(device), ours, some_TE, some_TE, scratch)
-    torch.testing.assert_close(out_TE[:num_tokens].cpu(), expected_TE, rtol=0.05, atol=0.15)
+    rounds_rows = kind == "fp8" and num_tokens > 2 and not invariant  # to 3 bits behind the first
+    atol = 0.4 if rounds_rows else 0.15
+    torch.testing.assert_close(out_TE[:num_tokens].cpu(), expected_TE, rtol=0.05, atol=atol)
 
 
 def test_a_router_keeps_what_rounding_would_change() -> None:
