@@ -233,6 +233,30 @@ def test_codes_of_rows_are_multiplied_as_they_are(
     assert_rounded_once(out, *products(in_place, down, experts.experts_TK.flatten()), lost)
 
 
+def assert_near_codes(codes: QuantizedRows, numbers: Tensor) -> None:
+    """Three bits behind the first, or a 512th of the scale; and 448 is the largest of a group."""
+    scales_RG = numbers.double().unflatten(1, (-1, 128)).abs().amax(2) / 448
+    torch.testing.assert_close(codes.scales_TG.double(), scales_RG, rtol=1e-6, atol=0)
+    bound = numbers.double().abs() / 15.9 + scales_RG.repeat_interleave(128, 1) * 2.0**-9
+    assert ((codes.dense() - numbers.double()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("block_rows", [16, 64])
+def test_gated_rows_leave_the_launch_as_codes(block_rows: int, device: torch.device) -> None:
+    """Of groups of 128, the nearest codes to what they are in float32."""
+    experts = draw(45, 256, 256, torch.bfloat16, device)
+    gate_up = of_8_bits(packed(experts.gate_up, ("fp8", 128, False)))
+    order = ExpertOrder.empty(experts.num_pairs, NUM_EXPERTS, block_rows, device)
+    sort_experts(experts.experts_TK, order)
+    config = ExpertConfig(block_rows, 128, 128, num_stages=2)
+    rows = quantized_rows(experts.x_TE, gate_up)
+    numbers = torch.full((experts.num_pairs, 256), torch.nan, device=device)
+    quantized_gate_up(rows, gate_up, order, numbers, "silu", config)
+    codes = QuantizedRows.empty(rows.form, *numbers.shape, device)
+    quantized_gate_up(rows, gate_up, order, codes, "silu", config)
+    assert_near_codes(codes, numbers)
+
+
 def test_rows_keep_their_numbers_where_checkpoints_mean_them_to(device: torch.device) -> None:
     for form, inputs_8bit in ((("fp8", 0, False), False), (("int8", 0, True), True)):
         weight = random_packed(form[0], 64, 256, *form[1:], device).with_adjacent_rows()

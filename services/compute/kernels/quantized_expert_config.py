@@ -15,7 +15,7 @@ from services.compute.kernels.expert_matmul_config import (
 )
 from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.kernels.quantized_matmul_config import THREAD_SUMS, row_form
-from services.compute.kernels.quantized_rows import RowForm
+from services.compute.kernels.quantized_rows import SCALE_GROUP, RowForm
 from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
 from services.compute.quantization.packed import Packed, Weight
@@ -35,6 +35,11 @@ def expert_row_form(weight: Weight) -> RowForm | None:
     begins = scales_GO.stride(0) * scales_GO.element_size()
     can_copy = scales_GO.stride(1) == 1 and begins % COPY_ALIGNMENT == 0
     return form if can_copy or len(scales_GO) == 1 else None
+
+
+def emits_codes(form: RowForm, config: ExpertConfig) -> bool:
+    """Whether a program of gates and ups has whole groups of what comes out in this form."""
+    return form == RowForm("fp8", by_group=True) and config.block_out == SCALE_GROUP
 
 
 def quantized_block_rows(num_pairs: int, num_experts: int) -> int:

@@ -20,9 +20,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from services.compute.kernels.activations import gated_rounded
 from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack
+from services.compute.kernels.kv_entries import encode
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.quantized_expert_config import expert_row_form
-from services.compute.kernels.quantized_rows import QuantizedRows
+from services.compute.kernels.quantized_expert_config import emits_codes, expert_row_form
+from services.compute.kernels.quantized_rows import QuantizedRows, RowPointers, group_scales
 from services.compute.kernels.sort_experts import ExpertOrder
 from services.compute.quantization.packed import Packed
 
@@ -111,7 +112,7 @@ def _scaled(
 @triton.jit(do_not_specialize=["num_in_rows", "num_tiles"])
 def _quantized_expert_kernel(
     x_desc, x_ptr, x_scale_ptr, code_desc, scale_desc, scale_ptr, bias_ptr, out_ptr,
-    order_ptr, tile_ptr, num_in_rows, num_tiles,
+    out_scale_ptr, order_ptr, tile_ptr, num_in_rows, num_tiles,
     NUM_OUT: tl.constexpr,  # of an expert; of gates, with a gating
     NUM_IN: tl.constexpr,
     K: tl.constexpr,  # 0: rows are pairs in order, and go to their places
@@ -132,6 +133,7 @@ def _quantized_expert_kernel(
         tl.extra.cuda.gdc_wait()
     CARRIED: tl.constexpr = not IS_FLOAT and G == 1  # exact over all inputs
     DTYPE: tl.constexpr = tl.float32 if IS_FLOAT else tl.int32
+    EMITS: tl.constexpr = out_scale_ptr is not None
     STEPS: tl.constexpr = NUM_IN // BLOCK_I
     ROWS_FIRST: tl.constexpr = BLOCK_T >= MANY_ROWS
     M: tl.constexpr = BLOCK_T if ROWS_FIRST else BLOCK_O
@@ -201,25 +203,36 @@ def _quantized_expert_kernel(
                 up_total, x_scale_T, scale_ptr, bias_ptr, row_O + NUM_OUT, SCALE_O, OF_ROWS,
                 BY_GROUP, ROWS_FIRST,
             )  # fmt: skip
-            total = gated_rounded(total, up_total, GATING, out_ptr.dtype.element_ty)
-        pointers = out_ptr + out_row_T.to(tl.int64)[:, None] * NUM_OUT + o[None, :]
-        inside = is_row_T[:, None] & (o < NUM_OUT)[None, :]
+            NUMBERS: tl.constexpr = tl.float32 if EMITS else out_ptr.dtype.element_ty
+            total = gated_rounded(total, up_total, GATING, NUMBERS)
         if not ROWS_FIRST:
             total = tl.trans(total)
-        tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=inside)
+        pointers = out_ptr + out_row_T.to(tl.int64)[:, None] * NUM_OUT + o[None, :]
+        inside = is_row_T[:, None] & (o < NUM_OUT)[None, :]
+        if EMITS:
+            scale_T, inverse_T = group_scales(total, 448.0)
+            scale_ptrs = out_scale_ptr + tl.program_id(0) * (num_in_rows * K) + out_row_T
+            tl.store(scale_ptrs, scale_T, mask=is_row_T)
+            tl.store(pointers, encode(total * inverse_T[:, None], "fp8"), mask=inside)
+        else:
+            tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def quantized_gate_up(
     rows: QuantizedRows,
     stack: ExpertStack,
     order: ExpertOrder,
-    out_RF: Tensor,
+    out_RF: Tensor | QuantizedRows,
     gating: Gating,
     config: ExpertConfig,
     *,
     pdl: bool = False,
 ) -> None:
-    """As `expert_gate_up`, of rows of tokens in the weight's `expert_row_form`."""
+    """As `expert_gate_up`, of rows of tokens in the weight's `expert_row_form`.
+
+    `out_RF` may be codes with scales by groups, where a program has whole groups (`emits_codes`):
+    of sums that are not rounded before.
+    """
     num_pairs, num_tokens = order.num_pairs, rows.shape[0]
     assert num_pairs % num_tokens == 0 and out_RF.shape == (num_pairs, stack.num_out // 2)
     _launch(rows, stack, order, out_RF, config, pdl, num_pairs // num_tokens, gating)
@@ -243,7 +256,7 @@ def _launch(
     rows: QuantizedRows,
     stack: ExpertStack,
     order: ExpertOrder,
-    out: Tensor,
+    out: Tensor | QuantizedRows,
     config: ExpertConfig,
     pdl: bool,
     top_k: int = 0,
@@ -251,11 +264,17 @@ def _launch(
 ) -> None:
     weight, num_out, num_in = stack.weight, out.shape[1], stack.num_in
     assert isinstance(weight, Packed) and rows.form == expert_row_form(weight)
-    assert order.order_R is not None and out.is_contiguous() and rows.shape[1] == num_in
+    assert order.order_R is not None and rows.shape[1] == num_in
     assert config.block_rows == order.block_rows and order.num_experts == stack.num_experts
     num_groups, scales = weight.scales_OG.shape[1], weight.scales_OG
     assert num_in % config.block_in == 0 and (num_groups == 1 or config.block_in == 128)
     x_RE = rows.codes_TPI[:, 0]
+    if isinstance(out, QuantizedRows):
+        assert emits_codes(out.form, config) and gating is not None
+        out_values, out_scales, _ = RowPointers.of(out)
+    else:
+        assert out.is_contiguous()
+        out_values, out_scales = out, None
     num_tiles = order.tiles_3N.shape[1]
     x_block = [config.block_rows, config.block_in]
     _quantized_expert_kernel[(triton.cdiv(num_out, config.block_out), num_tiles)](
@@ -268,7 +287,8 @@ def _launch(
         else TensorDescriptor.from_tensor(scales.t(), [1, config.block_out]),
         scales,
         stack.bias_XO,
-        out,
+        out_values,
+        out_scales,
         order.order_R,
         order.tiles_3N,
         rows.shape[0],
@@ -285,7 +305,7 @@ def _launch(
         BLOCK_O=config.block_out,
         BLOCK_I=config.block_in,
         STAGES=config.num_stages,
-        WIDEN=not out.is_cuda,  # the interpreter multiplies codes by their numbers
+        WIDEN=not x_RE.is_cuda,  # the interpreter multiplies codes by their numbers
         num_warps=config.num_warps,
-        **dependent_launch(pdl, out),
+        **dependent_launch(pdl, x_RE),
     )
