@@ -198,9 +198,7 @@ def emitting_cuts(mixture: int, num_tokens: int) -> list[Cut]:
     rows = quantized_block_rows(8 * num_tokens, stack.num_experts)
     wide = (ExpertConfig(rows, 128, 128, warps, stages) for warps in (4, 8) for stages in (2, 3, 4))
     return [
-        Cut(mixture, True, True, config, emits=True)
-        for config in wide
-        if emits_codes(form, config) and rows <= 16 * config.num_warps
+        Cut(mixture, True, True, config, emits=True) for config in wide if emits_codes(form, rows)
     ]
 
 

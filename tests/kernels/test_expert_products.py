@@ -241,14 +241,13 @@ def assert_near_codes(codes: QuantizedRows, numbers: Tensor) -> None:
     assert ((codes.dense() - numbers.double()).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("block_rows", [16, 64])
-def test_gated_rows_leave_the_launch_as_codes(block_rows: int, device: torch.device) -> None:
+def test_gated_rows_leave_the_launch_as_codes(device: torch.device) -> None:
     """Of groups of 128, the nearest codes to what they are in float32."""
     experts = draw(45, 256, 256, torch.bfloat16, device)
     gate_up = of_8_bits(packed(experts.gate_up, ("fp8", 128, False)))
-    order = ExpertOrder.empty(experts.num_pairs, NUM_EXPERTS, block_rows, device)
+    order = ExpertOrder.empty(experts.num_pairs, NUM_EXPERTS, 16, device)
     sort_experts(experts.experts_TK, order)
-    config = ExpertConfig(block_rows, 128, 128, num_stages=2)
+    config = ExpertConfig(16, 128, 128, num_stages=2)
     rows = quantized_rows(experts.x_TE, gate_up)
     numbers = torch.full((experts.num_pairs, 256), torch.nan, device=device)
     quantized_gate_up(rows, gate_up, order, numbers, "silu", config)

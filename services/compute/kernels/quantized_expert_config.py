@@ -24,6 +24,10 @@ COPY_ALIGNMENT = 16
 """Of rows that are copied, in bytes."""
 
 
+MAX_EMITTED_ROWS = 32
+"""Of a tile, that leave their launch as codes."""
+
+
 def expert_row_form(weight: Weight) -> RowForm | None:
     """How rows are quantized for these experts; None where they keep their numbers. Integers of 16
     bits would be two products, and zeros a third."""
@@ -37,9 +41,10 @@ def expert_row_form(weight: Weight) -> RowForm | None:
     return form if can_copy or len(scales_GO) == 1 else None
 
 
-def emits_codes(form: RowForm, config: ExpertConfig) -> bool:
-    """Whether a program of gates and ups has whole groups of what comes out in this form."""
-    return form == RowForm("fp8", by_group=True) and config.block_out == SCALE_GROUP
+def emits_codes(form: RowForm, block_rows: int) -> bool:
+    """Whether gates and ups become codes in this form in their launch. A program must have all of a
+    group then, which with more rows are more sums than two programs have room for."""
+    return form == RowForm("fp8", by_group=True) and block_rows <= MAX_EMITTED_ROWS
 
 
 def quantized_block_rows(num_pairs: int, num_experts: int) -> int:
@@ -49,30 +54,34 @@ def quantized_block_rows(num_pairs: int, num_experts: int) -> int:
     return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows))
 
 
-def quantized_expert_config(rows: int, stack: ExpertStack, *, gated: bool) -> ExpertConfig:
-    """For tiles of so many rows."""
+def quantized_expert_config(
+    rows: int, stack: ExpertStack, *, gated: bool, emits: bool = False
+) -> ExpertConfig:
+    """For tiles of so many rows; `emits`: gates and ups become codes."""
     config = ExpertConfig(
         rows,
-        block_out=64 if gated else 128,
+        block_out=SCALE_GROUP if emits or not gated else 64,
         block_in=128,
-        num_warps=8 if rows >= MAX_BLOCK_ROWS else 4,
+        num_warps=8 if rows >= MAX_BLOCK_ROWS or (emits and rows > MIN_BLOCK_ROWS) else 4,
     )
     return _staged(config, gated)
 
 
 def quantized_expert_options(
-    rows: int, form: RowForm, stack: ExpertStack, *, gated: bool
+    rows: int, form: RowForm, stack: ExpertStack, *, gated: bool, emits: bool = False
 ) -> Options[ExpertConfig]:
     weight = stack.weight
     assert isinstance(weight, Packed)
-    config = quantized_expert_config(rows, stack, gated=gated)
+    config = quantized_expert_config(rows, stack, gated=gated, emits=emits)
     kernel = "quantized_gate_up" if gated else "quantized_down"
-    name = f"{packed_form(weight, form.kind)} of {stack.num_experts}"
+    name = f"{packed_form(weight, form.kind)} of {stack.num_experts}{' to codes' * emits}"
     key = Key(kernel, name, stack.num_out, stack.num_in, rows)
-    return Options(key, config, partial(_neighbours, config, weight, gated))
+    return Options(key, config, partial(_neighbours, config, weight, gated, emits))
 
 
-def _neighbours(config: ExpertConfig, weight: Packed, gated: bool) -> list[ExpertConfig]:
+def _neighbours(
+    config: ExpertConfig, weight: Packed, gated: bool, emits: bool
+) -> list[ExpertConfig]:
     """One at a time, with as many stages as fit, and with those of another number of programs."""
     found = [
         replace(config, block_out=2 * config.block_out),
@@ -81,6 +90,8 @@ def _neighbours(config: ExpertConfig, weight: Packed, gated: bool) -> list[Exper
         replace(config, num_warps=12 - config.num_warps),
         replace(config, block_in=2 * config.block_in),
     ]
+    if emits:
+        found = [each for each in found if each.block_out == config.block_out]
     staged = [_staged(each, gated) for each in found]
     fewer = replace(config, num_stages=max(2, config.num_stages - 1))
     more = replace(config, num_stages=config.num_stages + 2)
@@ -96,8 +107,9 @@ def stage_bytes(config: ExpertConfig, *, gated: bool) -> int:
 def _staged(config: ExpertConfig, gated: bool) -> ExpertConfig:
     """Three programs a multiprocessor, or two of many rows, so that some compute and read while
     others begin or end."""
-    room = SHARED_BYTES // (3 if config.block_rows <= 32 else 2) - RESERVED_BYTES
-    stages = room // stage_bytes(config, gated=gated)
+    one = stage_bytes(config, gated=gated)
+    per_sm = 3 if config.block_rows <= 32 and one < SHARED_BYTES // 9 else 2
+    stages = (SHARED_BYTES // per_sm - RESERVED_BYTES) // one
     return replace(config, num_stages=max(2, min(MAX_STAGES, stages)))
 
 

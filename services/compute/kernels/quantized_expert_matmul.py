@@ -23,7 +23,12 @@ from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertSt
 from services.compute.kernels.kv_entries import encode
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.quantized_expert_config import emits_codes, expert_row_form
-from services.compute.kernels.quantized_rows import QuantizedRows, RowPointers, group_scales
+from services.compute.kernels.quantized_rows import (
+    SCALE_GROUP,
+    QuantizedRows,
+    RowPointers,
+    group_scales,
+)
 from services.compute.kernels.sort_experts import ExpertOrder
 from services.compute.quantization.packed import Packed
 
@@ -270,7 +275,8 @@ def _launch(
     assert num_in % config.block_in == 0 and (num_groups == 1 or config.block_in == 128)
     x_RE = rows.codes_TPI[:, 0]
     if isinstance(out, QuantizedRows):
-        assert emits_codes(out.form, config) and gating is not None
+        assert emits_codes(out.form, config.block_rows) and config.block_out == SCALE_GROUP
+        assert gating is not None
         out_values, out_scales, _ = RowPointers.of(out)
     else:
         assert out.is_contiguous()

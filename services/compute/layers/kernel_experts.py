@@ -32,13 +32,14 @@ from services.compute.kernels.expert_matmul_config import (
 )
 from services.compute.kernels.expert_matvec import expert_down_rows, expert_gate_up_rows
 from services.compute.kernels.quantized_expert_config import (
+    emits_codes,
     expert_row_form,
     quantized_block_rows,
     quantized_expert_options,
 )
 from services.compute.kernels.quantized_expert_matmul import quantized_down, quantized_gate_up
 from services.compute.kernels.quantized_matmul_config import fits_device
-from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows
+from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.route import (
     MAX_ROWS,
     Counting,
@@ -180,20 +181,21 @@ class ExpertProduct:
             else:
                 rows = block_rows(num_pairs, num_experts, x_TE.dtype, invariant=self._invariant)
             order = self._ordered(routes, num_experts, rows, scratch)
-        inner_RF = scratch.take(num_pairs, down.num_in)
-        self._gate_up(value, gate_up, order, inner_RF, experts.gating)
-        inner = inner_RF if order.order_R is None else self._codes(inner_RF, down, scratch)
+        inner = self._inner(value, gate_up, down, order, experts.gating, scratch)
         rows_RE = scratch.take(num_pairs, down.num_out)
         self._down(inner, down, order, rows_RE)
         combine_experts(rows_RE, routes.weights_TK, shared, out_TE, pdl=self._pdl)
 
+    def _row_form(self, stack: ExpertStack) -> RowForm | None:
+        """How rows are quantized for these experts; None: not at all."""
+        return expert_row_form(stack.weight) if self._takes_quantized else None
+
     def _codes(self, x_TI: Tensor, stack: ExpertStack, scratch: Scratch) -> Tensor | QuantizedRows:
         """The rows as these experts take them."""
-        form = expert_row_form(stack.weight) if self._takes_quantized else None
+        form = self._row_form(stack)
         if form is None:
             return x_TI
-        memory = scratch.take_bytes(QuantizedRows.num_bytes(form, *x_TI.shape))
-        rows = QuantizedRows.within(memory, form, *x_TI.shape)
+        rows = _room(form, (len(x_TI), stack.num_in), scratch)
         quantize_rows(x_TI, rows, pdl=self._pdl)
         return rows
 
@@ -215,21 +217,30 @@ class ExpertProduct:
         sort_experts(routes.experts_TK, order, pdl=self._pdl)
         return order
 
-    def _gate_up(
+    def _inner(
         self,
         x: Tensor | QuantizedRows,
-        stack: ExpertStack,
+        gate_up: ExpertStack,
+        down: ExpertStack,
         order: ExpertOrder,
-        out_RF: Tensor,
         gating: Gating,
-    ) -> None:
-        rest = stack, order, out_RF, gating
-        if isinstance(x, QuantizedRows):
-            options = quantized_expert_options(order.block_rows, x.form, stack, gated=True)
-            self._choices.launch(options, partial(quantized_gate_up, x, *rest, pdl=self._pdl))
-        else:
-            run = partial(expert_gate_up, x, *rest, pdl=self._pdl)
-            self._launch(stack, order, x.dtype, run, gated=True)
+        scratch: Scratch,
+    ) -> Tensor | QuantizedRows:
+        """Gated rows of pairs, as the second product takes them."""
+        size = order.num_pairs, down.num_in
+        if not isinstance(x, QuantizedRows):
+            inner_RF = scratch.take(*size)
+            run = partial(expert_gate_up, x, gate_up, order, inner_RF, gating, pdl=self._pdl)
+            self._launch(gate_up, order, x.dtype, run, gated=True)
+            return inner_RF if order.order_R is None else self._codes(inner_RF, down, scratch)
+        form, rows = self._row_form(down), order.block_rows
+        emits = form is not None and emits_codes(form, rows)
+        out = _room(form, size, scratch) if form is not None and emits else scratch.take(*size)
+        self._choices.launch(
+            quantized_expert_options(rows, x.form, gate_up, gated=True, emits=emits),
+            partial(quantized_gate_up, x, gate_up, order, out, gating, pdl=self._pdl),
+        )
+        return out if isinstance(out, QuantizedRows) else self._codes(out, down, scratch)
 
     def _down(
         self, x: Tensor | QuantizedRows, stack: ExpertStack, order: ExpertOrder, out_RE: Tensor
@@ -256,6 +267,11 @@ class ExpertProduct:
         else:
             options = expert_options(order.block_rows, stack, dtype, gated=gated)
             self._choices.launch(options, run)
+
+
+def _room(form: RowForm, size: tuple[int, int], scratch: Scratch) -> QuantizedRows:
+    memory = scratch.take_bytes(QuantizedRows.num_bytes(form, *size))
+    return QuantizedRows.within(memory, form, *size)
 
 
 def _plain(router: AnyLinear) -> Linear:
