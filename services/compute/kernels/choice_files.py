@@ -34,6 +34,8 @@ CONFIGS: Mapping[str, type[Any]] = {
     "packed_matmul": PackedConfig,
     "expert_gate_up": ExpertConfig,
     "expert_down": ExpertConfig,
+    "quantized_gate_up": ExpertConfig,
+    "quantized_down": ExpertConfig,
 }
 """The constants of each kernel."""
 
