@@ -5,8 +5,8 @@ Both products of Qwen3-30B-A3B by blocks of 128 and by row, evenly routed, with 
 in the cache; each launch alone, a layer's launches from the choice of experts on, and other cuts of
 the same products. Launches are compared with float64 first.
 
-Predicted on an H200 in microseconds, gate/up and down, from bytes at 4.5 TB/s and operations at
-1,300 TFLOP/s: 21 and 11 at 4 rows, 89 and 45 from 64 on, 130 and 65 at 4,096 or more.
+Predicted on an H200 in microseconds, gate/up and down: from bytes at 4.5 TB/s 20 and 10 at 4 rows,
+57 and 28 at 16, 90 and 45 from 64 on, and at 4,096 from operations at 900 TFLOP/s 230 and 115.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.experts import DTYPE, Mixture, Rows, case
 from benchmarks.kernels.matvec_sweep import compilers, time_s
+from services.compute.kernels import quantized_expert_matmul
 from services.compute.kernels.expert_matmul_config import (
     MAX_BLOCK_ROWS,
     ExpertConfig,
@@ -36,7 +37,11 @@ from services.compute.kernels.quantized_expert_config import (
     quantized_expert_config,
     quantized_expert_options,
 )
-from services.compute.kernels.quantized_expert_matmul import quantized_down, quantized_gate_up
+from services.compute.kernels.quantized_expert_matmul import (
+    PREFETCHING_PROGRAMS,
+    quantized_down,
+    quantized_gate_up,
+)
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
 from services.compute.quantization.packed import Packed
@@ -257,6 +262,9 @@ def report(mixture: int, num_tokens: int) -> None:
         f"codes {up[0].us(new):.1f} {down[0].us(new):.1f} layer {us(layers[0], new):.1f}; "
         f"quantizing {us(CodeRows.quantize_x, new):.1f} {us(CodeRows.quantize_inner, new):.1f}"
     )
+    quantized_expert_matmul.PREFETCHING_PROGRAMS = 0
+    print(f"    without prefetching: layer {us(layers[0], new):.1f}")
+    quantized_expert_matmul.PREFETCHING_PROGRAMS = PREFETCHING_PROGRAMS
     for layer, cut in zip(layers[1:], emitting, strict=True):
         print(f"    gate/up {cut.line(new)}: layer {us(layer, new):.1f}")
     for name, found in (("gate/up", up), ("down", down)):

@@ -114,8 +114,8 @@ def _staged(config: ExpertConfig, gated: bool) -> ExpertConfig:
 
 
 def _is_valid(config: ExpertConfig, weight: Packed, gated: bool) -> bool:
-    """Sums of a step and of all, of gates and ups, are in registers."""
-    sums = 2 * config.block_out * config.block_rows * (2 if gated else 1)
+    """Sums of all steps, of gates and ups, and of a step are in registers."""
+    sums = config.block_out * config.block_rows * (3 if gated else 2)
     staged = config.num_stages * stage_bytes(config, gated=gated)
     by_step = weight.scales_OG.shape[1] > 1
     return (
