@@ -33,10 +33,13 @@ from services.compute.kernels.expert_matvec import expert_down_rows, expert_gate
 from services.compute.kernels.route import (
     MAX_ROWS,
     Counting,
+    Logits,
     Router,
     route_few_rows,
     route_rows,
 )
+from services.compute.kernels.router_logits import MAX_ROWS as MAX_SHARED_ROWS
+from services.compute.kernels.router_logits import num_shares, router_logits
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
 from services.compute.kernels.weight_tiles import can_multiply
@@ -103,15 +106,30 @@ class ExpertProduct:
         routes = routing, bias_X, weights_TK, experts_TK
         tokens_X = experts.tokens_X
         counting = None if tokens_X is None else Counting(tokens_X, self._num_real)
-        if self._invariant or num_tokens > MAX_ROWS:
-            logits_TX = self._logits(x_TE, experts.router, scratch)
-            route_rows(logits_TX, *routes, counting=counting, pdl=self._pdl)
-        else:
-            linear = _plain(experts.router)
+        linear = _plain(experts.router)
+        if not self._invariant and num_tokens <= MAX_ROWS:
             logits_TX = scratch.take_as(torch.float32, num_tokens, routing.num_experts)
             router = Router(linear.weight_OI, linear.bias_O, logits_TX, self._arrivals)
             route_few_rows(x_TE, router, *routes, counting=counting, pdl=self._pdl)
+        else:
+            logits = self._router_logits(x_TE, linear, scratch)
+            route_rows(logits, *routes, counting=counting, pdl=self._pdl)
         return Routes(experts_TK, weights_TK)
+
+    def _router_logits(self, x_TE: Tensor, linear: Linear, scratch: Scratch) -> Logits:
+        num_tokens, width = x_TE.shape
+        if self._invariant or linear.weight_OI.dtype != x_TE.dtype:
+            return Logits(self._logits(x_TE, linear, scratch)[None])
+        shape = num_shares(width), num_tokens, linear.num_out
+        # as much for more rows than these, so that no smaller step takes more
+        num_rows = max(num_tokens, shape[0] * min(num_tokens, MAX_SHARED_ROWS))
+        memory_TX = scratch.take_as(torch.float32, num_rows, linear.num_out)
+        if num_tokens > MAX_SHARED_ROWS:
+            self._plain(x_TE, linear, memory_TX[:num_tokens])
+            return Logits(memory_TX[None, :num_tokens])
+        parts_PTX = memory_TX.view(shape)
+        router_logits(x_TE, linear.weight_OI, parts_PTX, pdl=self._pdl)
+        return Logits(parts_PTX, linear.bias_O)
 
     def _shared(
         self,
