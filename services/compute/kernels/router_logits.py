@@ -16,13 +16,20 @@ from torch import Tensor
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
 
 MAX_ROWS = 512
-"""Of more, the library's product has work for all of the device."""
+MAX_LOGITS = 1 << 15
+"""Of more the library's product is as fast: with the choice 16, 64, 256 and 512 rows of 128 experts
+take 4.0, 4.1, 6.3 and 8.3 µs where they took 7.2, 7.4, 7.6 and 7.8, and 64 rows of gpt-oss, with a
+bias, 3.6 for 10.2."""
 
 MAX_SHARES = 8
 BLOCK_T = 16
 """Columns of the smallest product of tensor cores that Triton makes."""
 
 BLOCK_E = 128
+
+
+def takes(num_rows: int, num_experts: int) -> bool:
+    return num_rows <= MAX_ROWS and num_rows * num_experts <= MAX_LOGITS
 
 
 def num_shares(width: int) -> int:

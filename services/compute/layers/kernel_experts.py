@@ -38,8 +38,12 @@ from services.compute.kernels.route import (
     route_few_rows,
     route_rows,
 )
-from services.compute.kernels.router_logits import MAX_ROWS as MAX_SHARED_ROWS
-from services.compute.kernels.router_logits import num_shares, router_logits
+from services.compute.kernels.router_logits import (
+    MAX_LOGITS,
+    num_shares,
+    router_logits,
+    takes,
+)
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
 from services.compute.kernels.weight_tiles import can_multiply
@@ -120,14 +124,16 @@ class ExpertProduct:
         num_tokens, width = x_TE.shape
         if self._invariant or linear.weight_OI.dtype != x_TE.dtype:
             return Logits(self._logits(x_TE, linear, scratch)[None])
-        shape = num_shares(width), num_tokens, linear.num_out
-        # as much for more rows than these, so that no smaller step takes more
-        num_rows = max(num_tokens, shape[0] * min(num_tokens, MAX_SHARED_ROWS))
-        memory_TX = scratch.take_as(torch.float32, num_rows, linear.num_out)
-        if num_tokens > MAX_SHARED_ROWS:
-            self._plain(x_TE, linear, memory_TX[:num_tokens])
-            return Logits(memory_TX[None, :num_tokens])
-        parts_PTX = memory_TX.view(shape)
+        num_parts, num_experts = num_shares(width), linear.num_out
+        # as many for more rows than have parts, so that no smaller step takes more
+        num_logits = max(num_tokens * num_experts, num_parts * MAX_LOGITS)
+        memory = scratch.take_as(torch.float32, 1, num_logits).view(-1)
+        if not takes(num_tokens, num_experts):
+            logits_TX = memory[: num_tokens * num_experts].view(num_tokens, num_experts)
+            self._plain(x_TE, linear, logits_TX)
+            return Logits(logits_TX[None])
+        parts_PTX = memory[: num_parts * num_tokens * num_experts]
+        parts_PTX = parts_PTX.view(num_parts, num_tokens, num_experts)
         router_logits(x_TE, linear.weight_OI, parts_PTX, pdl=self._pdl)
         return Logits(parts_PTX, linear.bias_O)
 
