@@ -42,6 +42,7 @@ from services.compute.kernels.expert_matvec import (
 from services.compute.kernels.route import (
     MAX_ROWS,
     Counting,
+    Logits,
     Router,
     route_few_rows,
     route_rows,
@@ -150,7 +151,7 @@ class Rows:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)
         routes = self.weights_TK, self.experts_TK
         counting = self.counting if counts else None
-        route_rows(self.logits_TX, routing, None, *routes, counting=counting, pdl=pdl)
+        route_rows(Logits(self.logits_TX[None]), routing, None, *routes, counting=counting, pdl=pdl)
 
     def route_few(self, *, pdl: bool = False) -> None:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)

@@ -43,9 +43,16 @@ from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quan
 from services.compute.kernels.route import (
     MAX_ROWS,
     Counting,
+    Logits,
     Router,
     route_few_rows,
     route_rows,
+)
+from services.compute.kernels.router_logits import (
+    MAX_LOGITS,
+    num_shares,
+    router_logits,
+    takes,
 )
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
@@ -114,15 +121,32 @@ class ExpertProduct:
         routes = routing, bias_X, weights_TK, experts_TK
         tokens_X = experts.tokens_X
         counting = None if tokens_X is None else Counting(tokens_X, self._num_real)
-        if self._invariant or num_tokens > MAX_ROWS:
-            logits_TX = self._logits(x_TE, experts.router, scratch)
-            route_rows(logits_TX, *routes, counting=counting, pdl=self._pdl)
-        else:
-            linear = _plain(experts.router)
+        linear = _plain(experts.router)
+        if not self._invariant and num_tokens <= MAX_ROWS:
             logits_TX = scratch.take_as(torch.float32, num_tokens, routing.num_experts)
             router = Router(linear.weight_OI, linear.bias_O, logits_TX, self._arrivals)
             route_few_rows(x_TE, router, *routes, counting=counting, pdl=self._pdl)
+        else:
+            logits = self._router_logits(x_TE, linear, scratch)
+            route_rows(logits, *routes, counting=counting, pdl=self._pdl)
         return Routes(experts_TK, weights_TK)
+
+    def _router_logits(self, x_TE: Tensor, linear: Linear, scratch: Scratch) -> Logits:
+        num_tokens, width = x_TE.shape
+        if self._invariant or linear.weight_OI.dtype != x_TE.dtype:
+            return Logits(self._logits(x_TE, linear, scratch)[None])
+        num_parts, num_experts = num_shares(width), linear.num_out
+        # as many for more rows than have parts, so that no smaller step takes more
+        num_logits = max(num_tokens * num_experts, num_parts * MAX_LOGITS)
+        memory = scratch.take_as(torch.float32, 1, num_logits).view(-1)
+        if not takes(num_tokens, num_experts):
+            logits_TX = memory[: num_tokens * num_experts].view(num_tokens, num_experts)
+            self._plain(x_TE, linear, logits_TX)
+            return Logits(logits_TX[None])
+        parts_PTX = memory[: num_parts * num_tokens * num_experts]
+        parts_PTX = parts_PTX.view(num_parts, num_tokens, num_experts)
+        router_logits(x_TE, linear.weight_OI, parts_PTX, pdl=self._pdl)
+        return Logits(parts_PTX, linear.bias_O)
 
     def _shared(
         self,
