@@ -19,11 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.activations import gated_rounded
-from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack
+from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack, can_step
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.sort_experts import ExpertOrder
 from services.compute.kernels.weight_tiles import (
-    STEP_INPUTS,
     WeightForm,
     add_products,
     can_multiply,
@@ -44,7 +43,7 @@ def _expert_kernel(
     out_ptr, order_ptr, tile_ptr, num_tiles,
     NUM_OUT: tl.constexpr,  # of an expert; of gates, with a gating
     NUM_IN: tl.constexpr,
-    K: tl.constexpr,  # 0: rows are pairs in order, and go to their places
+    K: tl.constexpr,  # 0: rows are pairs in order
     FORM: tl.constexpr,
     GATING: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -77,11 +76,8 @@ def _expert_kernel(
         pair_T = r
         if order_ptr is not None:
             pair_T = tl.load(order_ptr + r, mask=is_row_T, other=0)
-        in_row_T = r
-        out_row_T = pair_T
-        if K > 0:
-            in_row_T = pair_T // K
-            out_row_T = r
+        in_row_T = pair_T // K if K > 0 else r
+        out_row_T = pair_T if GATING is None else r
         first_o = tl.program_id(0) * BLOCK_O
         slab = expert
         if GATING is not None:
@@ -184,7 +180,7 @@ def _launch(
     assert can_multiply(weight) and x.shape[1] == stack.num_in
     assert x.is_contiguous() and out.is_contiguous()
     assert config.block_rows == order.block_rows and order.num_experts == stack.num_experts
-    assert config.block_in == STEP_INPUTS or not isinstance(weight, Packed)
+    assert can_step(weight, config.block_in)
     num_tiles = order.tiles_3N.shape[1]
     parts = 2 if gating is not None and isinstance(weight, Packed) else 1
     num_slabs = weight.shape[0] // num_out

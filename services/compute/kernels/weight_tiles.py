@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from services.compute.kernels.expert_matmul_config import STEP_INPUTS
 from services.compute.kernels.packed_codes import (
     FP4_EXPONENT,
     decode,
@@ -31,9 +32,6 @@ from services.compute.quantization.packed import Packed, Weight
 
 HALF_GROUP = 16
 """Inputs of a group, where the two codes of a byte are of two groups."""
-
-STEP_INPUTS = 128
-"""Of packed weights."""
 
 COPY_ALIGNMENT = 16
 """Of rows that are copied, in bytes."""

@@ -163,7 +163,7 @@ class ExpertProduct:
         if way(len(x_TE), gate_up, invariant=self._invariant) == "pair":
             order = ExpertOrder.of_pairs(routes.experts_TK, num_experts)
         else:
-            order = self._ordered(routes, num_experts, x_TE.dtype, scratch)
+            order = self._ordered(routes, gate_up, x_TE.dtype, scratch)
         num_pairs = routes.experts_TK.numel()
         inner_RF = scratch.take(num_pairs, down.num_in)
         rows_RE = scratch.take(num_pairs, down.num_out)
@@ -184,10 +184,10 @@ class ExpertProduct:
         combine_experts(rows_RE, routes.weights_TK, shared, out_TE, pdl=self._pdl)
 
     def _ordered(
-        self, routes: Routes, num_experts: int, dtype: torch.dtype, scratch: Scratch
+        self, routes: Routes, stack: ExpertStack, dtype: torch.dtype, scratch: Scratch
     ) -> ExpertOrder:
-        num_pairs = routes.experts_TK.numel()
-        rows = block_rows(num_pairs, num_experts, dtype, invariant=self._invariant)
+        num_pairs, num_experts = routes.experts_TK.numel(), stack.num_experts
+        rows = block_rows(num_pairs, stack, dtype, invariant=self._invariant)
         if self._choices.is_asking:
             # launches that are noted run when memory holds something else, on random rows at best
             expert_R = torch.arange(num_pairs, dtype=torch.int32, device=routes.experts_TK.device)
