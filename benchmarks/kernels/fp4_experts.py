@@ -2,8 +2,8 @@
 
 Those of gpt-oss-20B, rows to experts drawn at random: each product is compared with float64, and
 printed beside the time that its bytes take at 4.5 TB/s. A cut is rows, outputs, inputs of a step,
-warps, stages; `=` is the default, `+` takes rows of x that are in the order of experts already. A
-pool of processes compiles first, into Triton's cache on disk. Under a minute.
+warps, stages, programs; `=` is the default, `+` takes rows of x that are in the order of experts.
+A pool of processes compiles first, into Triton's cache on disk. Under a minute.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ BLOCKS = {4: (16,), 16: (16,), 64: (16, 32), 256: (32, 64, 128), 1024: (64, 128)
 DRAWN = 3
 MIXTURE = MIXTURES[2]
 GATED = (
-    (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (32, 256, 4, 3),
-    (128, 128, 4, 4), (64, 128, 8, 3), (64, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 4),
+    (64, 128, 4, 3, 4), (64, 128, 4, 4, 4), (64, 128, 4, 6, 3), (64, 256, 4, 3, 3),
+    (64, 256, 4, 3, 1), (32, 256, 4, 3, 4), (128, 128, 4, 4, 1), (64, 128, 8, 3, 2),
+    (64, 128, 8, 4, 2), (128, 128, 8, 3, 1), (128, 128, 8, 4, 1),
 )  # fmt: skip
 DOWN = (
-    (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 3), (128, 128, 4, 4), (128, 256, 4, 3),
-    (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4), (256, 128, 4, 3), (256, 128, 8, 4),
+    (64, 128, 4, 4, 4), (64, 256, 4, 3, 4), (128, 128, 4, 3, 4), (128, 128, 4, 4, 4),
+    (128, 256, 4, 3, 3), (128, 256, 4, 3, 1), (128, 128, 8, 2, 2), (128, 128, 8, 3, 2),
+    (256, 128, 4, 3, 1), (256, 128, 8, 4, 1),
 )  # fmt: skip
 
 Cut = tuple[ExpertConfig, bool]

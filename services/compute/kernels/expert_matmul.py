@@ -205,5 +205,6 @@ def _launch(
         BLOCK_I=config.block_in,
         STAGES=config.num_stages,
         num_warps=config.num_warps,
+        maxnreg=config.max_registers,
         **dependent_launch(pdl, out),
     )

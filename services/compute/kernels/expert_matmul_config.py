@@ -27,6 +27,9 @@ FLOAT32_BLOCK_ROWS = 16
 
 MAX_STAGES = 6
 
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
+
 STEP_INPUTS = 128
 """Of packed weights, mostly."""
 
@@ -58,6 +61,14 @@ class ExpertConfig:
     block_in: int  # inputs of a step
     num_warps: int = 4
     num_stages: int = 4
+    programs: int = 1  # of a multiprocessor that there are registers for
+
+    @property
+    def max_registers(self) -> int | None:
+        """Of a thread, in multiples of 8; None: as many as it takes."""
+        if self.programs == 1:
+            return None
+        return min(255, REGISTERS // (32 * self.num_warps * self.programs) // 8 * 8)
 
 
 Way: TypeAlias = Literal["row", "pair", "tile"]
@@ -156,14 +167,25 @@ def stage_bytes(config: ExpertConfig, stack: ExpertStack, *, gated: bool) -> int
 
 
 def _staged(config: ExpertConfig, stack: ExpertStack, gated: bool) -> ExpertConfig:
-    """Some programs a multiprocessor, so that one computes while others begin, end or wait: of
-    codes, which are decoded, as many as there are registers for."""
-    programs = 2
-    if isinstance(stack.weight, Packed) and config.block_rows <= 64 and config.num_warps == 4:
-        programs = 4 if config.block_rows <= 32 else 3
+    """Some programs a multiprocessor, so that one computes while others begin, end or wait."""
+    programs = _programs(config, stack, gated)
     room = SHARED_BYTES // programs - RESERVED_BYTES
     stages = room // stage_bytes(config, stack, gated=gated)
-    return replace(config, num_stages=max(2, min(MAX_STAGES, stages)))
+    limited = isinstance(stack.weight, Packed) and stack.weight.kind == "fp4"
+    return replace(
+        config,
+        num_stages=max(2, min(MAX_STAGES, stages)),
+        programs=programs if limited and programs > 2 else 1,
+    )
+
+
+def _programs(config: ExpertConfig, stack: ExpertStack, gated: bool) -> int:
+    """Where two codes in a byte are decoded, as many as there are registers for."""
+    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    outputs = config.block_out * (2 if gated else 1)
+    if not has_halves or config.num_warps > 4 or config.block_rows > 64 or outputs > 128:
+        return 2
+    return 4 if config.block_rows <= 32 and config.block_in == STEP_INPUTS else 3
 
 
 def _is_valid(config: ExpertConfig, stack: ExpertStack, gated: bool) -> bool:
