@@ -99,23 +99,17 @@ def weight_operands(
         return [_copied(weight, [block_out, block_in]), None, None, weight, None, None]
     step_bytes = block_in // 2 if weight.has_halves else block_in
     num_groups = max(1, block_in * weight.scales_OG.shape[1] // weight.num_inputs)
-    zeros = None if weight.zeros_OG is None else weight.zeros_OG.t()
-    operands = [weight.loadable_OB, weight.scales_OG.t(), zeros]
-    slabs = [
-        operands[0].unflatten(0, (num_slabs, -1)),
-        *(None if each is None else each.unflatten(1, (num_slabs, -1)) for each in operands[1:]),
-    ]
-    of_groups = [num_groups, parts, block_out]
-    blocks = [[parts, block_out, step_bytes], of_groups, of_groups]
-    if weight.scales_OG.shape[1] == 1:
-        slabs[1:] = None, None  # scales of whole rows are read once, at the end
-    copies = [
-        None if each is None else _copied(each, block)
-        for each, block in zip(slabs, blocks, strict=True)
-    ]
-    if any(copy is None and each is not None for copy, each in zip(copies, slabs, strict=True)):
-        copies = [None, None, None]
-    return [*copies, *operands]
+    scales, zeros = weight.scales_OG.t(), None if weight.zeros_OG is None else weight.zeros_OG.t()
+    codes = weight.loadable_OB.unflatten(0, (num_slabs, -1))
+    copies = [_copied(codes, [parts, block_out, step_bytes]), None, None]
+    if weight.scales_OG.shape[1] > 1:  # those of whole rows are read once, at the end
+        for place, values in ((1, scales), (2, zeros)):
+            if values is not None:
+                slabs = values.unflatten(1, (num_slabs, -1))
+                copies[place] = _copied(slabs, [num_groups, parts, block_out])
+        if copies[1] is None:
+            copies[0] = None
+    return [*copies, weight.loadable_OB, scales, zeros]
 
 
 def _copied(values: Tensor, block: list[int]) -> TensorDescriptor | None:
