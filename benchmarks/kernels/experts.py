@@ -309,7 +309,7 @@ def cases() -> Iterator[Case]:
 
 
 def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
-    block = block_rows(num_tokens * mixture.top_k, mixture.num_experts, DTYPE)
+    block = block_rows(num_tokens * mixture.top_k, mixture.gate_up, DTYPE)
     drawn = [Rows(mixture, num_tokens, block) for _ in range(ROUTINGS)]
     first, gate_up, down = drawn[0], mixture.gate_up, mixture.down
     gate_config = expert_config(block, gate_up, DTYPE, gated=True)

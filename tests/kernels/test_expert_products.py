@@ -15,7 +15,7 @@ from services.compute.kernels.combine_experts import (
     combine_reference,
 )
 from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
-from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack
+from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack, can_step
 from services.compute.kernels.expert_matvec import (
     ExpertRowConfig,
     expert_down_rows,
@@ -182,13 +182,33 @@ def test_tiles_of_rows_meet_the_numbers_of_the_codes(
     order = ExpertOrder.empty(experts.num_pairs, NUM_EXPERTS, 16, device)
     sort_experts(experts.experts_TK, order)
     x = torch.randn(experts.num_pairs, stack.num_in, device=device).bfloat16()
-    out = x.new_full((experts.num_pairs, stack.num_out), torch.nan)
-    expert_down(x, stack, order, out, ExpertConfig(16, 64, 128, num_stages=2))
     pairs = placed(order)
     rows = torch.empty_like(x)
     rows[pairs] = x
+    expected = products(rows, stack, experts.experts_TK.flatten())
     lost = 2.0**-8 if device.type == "cuda" and 0 < form[1] < 128 else 0.0
-    assert_rounded_once(out, *products(rows, stack, experts.experts_TK.flatten()), lost)
+    for config in configs_of(stack):
+        out = x.new_full((experts.num_pairs, stack.num_out), torch.nan)
+        expert_down(x, stack, order, out, config)
+        assert_rounded_once(out, *expected, lost)
+
+
+def configs_of(stack: ExpertStack) -> list[ExpertConfig]:
+    """One step of inputs after the other, and two together where groups allow it."""
+    steps = [step for step in (128, 256) if can_step(stack.weight, step)]
+    return [ExpertConfig(16, 64, step, num_stages=2) for step in steps]
+
+
+@pytest.mark.parametrize("form", ["fp8 by 128", "int4 by 128, zeros", "fp4 by 32"])
+def test_gates_and_ups_of_codes_are_those_of_their_experts(form: str, device: torch.device) -> None:
+    """And what is beyond an expert's last output is not another's."""
+    experts = draw(11, 384, 48, torch.bfloat16, device)
+    experts = replace(experts, gate_up=packed(experts.gate_up, FORMS[form]))
+    order = ExpertOrder.empty(experts.num_pairs, NUM_EXPERTS, 16, device)
+    out = run_gate_up(experts, "swiglu_oai", order, ExpertConfig(16, 32, 128, num_stages=2))
+    inner_RF = torch.empty_like(out)
+    inner_RF[placed(order)] = out
+    assert_gated(inner_RF, experts, "swiglu_oai")
 
 
 def of_8_bits(stack: ExpertStack) -> ExpertStack:

@@ -203,7 +203,7 @@ class ExpertProduct:
             if isinstance(value, QuantizedRows):
                 rows = quantized_block_rows(num_pairs, num_experts)
             else:
-                rows = block_rows(num_pairs, num_experts, x_TE.dtype, invariant=self._invariant)
+                rows = block_rows(num_pairs, gate_up, x_TE.dtype, invariant=self._invariant)
             order = self._ordered(routes, num_experts, rows, scratch)
         inner = self._inner(value, gate_up, down, order, experts.gating, scratch)
         rows_RE = scratch.take(num_pairs, down.num_out)
