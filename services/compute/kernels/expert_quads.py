@@ -1,4 +1,4 @@
-"""Products of very few rows with their experts' codes of 4 bits, in integers, at the memory's speed.
+"""Products of very few rows with their experts' codes of 4 bits, in integers, at memory's speed.
 
 A quad is 16 bytes of codes, whose 32 inputs have one scale. A thread makes integers of 16 bits of a
 quad's inputs, in two planes of bytes, and multiplies them by a quad of each of its rows, four codes
@@ -136,8 +136,8 @@ def _inputs(a, b, scale, KIND: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _quarters(words, MAPS: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr):
-    """Words [R, M, W] as four tensors [R, M, Q]; a thread has all four of a quad."""
+def _quarters(words, ROWS: tl.constexpr, MAPS: tl.constexpr, QUADS: tl.constexpr):
+    """Words [R * M, W] as four tensors [R, M, Q]; a thread has all four of a quad."""
     even, odd = tl.split(tl.reshape(words, (ROWS, MAPS, QUADS, 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -152,7 +152,7 @@ def _x_words(x_ptr, row_M, w, w_in, PART: tl.constexpr, NUM_IN: tl.constexpr, QU
         words = tl.load(pointers)
     else:
         words = tl.load(pointers, mask=w_in[None, :], other=0)
-    return _quarters(words[None, :, :], row_M.shape[0], 1, QUADS)
+    return _quarters(words, 1, row_M.shape[0], QUADS)
 
 
 @triton.jit
@@ -193,31 +193,54 @@ def _dot(
 
 
 @triton.jit
+def _outputs(r, ROWS: tl.constexpr, NUM_OUT: tl.constexpr):
+    """Outputs of this program; beyond the last, it again."""
+    o = tl.program_id(0) * ROWS + r
+    if NUM_OUT % ROWS != 0:
+        o = tl.minimum(o, NUM_OUT - 1)
+    return o
+
+
+@triton.jit
+def _of_groups(pointer, map_N, q_N, NUM_IN: tl.constexpr, NUM_OUT: tl.constexpr,
+    ROWS: tl.constexpr, MAPS: tl.constexpr, QUADS: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """Scales or zeros [R, M, Q]: a thread's rows are next to one another."""
+    o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
+    row_NR = (map_N * NUM_OUT)[:, None] + o_R[None, :]
+    place_NR = row_NR * FORM[2] + (q_N * 32 // (NUM_IN // FORM[1]) * FORM[3])[:, None]
+    if (NUM_IN // 32) % QUADS == 0:
+        values_NR = tl.load(pointer + place_NR)
+    else:
+        values_NR = tl.load(pointer + place_NR, mask=(q_N < NUM_IN // 32)[:, None], other=0.0)
+    return tl.permute(tl.reshape(values_NR, (MAPS, QUADS, ROWS)), (2, 0, 1))
+
+
+@triton.jit
 def _step(
-    x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, row_RM, first, NUM_IN: tl.constexpr,
-    QUADS: tl.constexpr, FORM: tl.constexpr, ASM: tl.constexpr,
+    x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, map_P, map_N, first, NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, FORM: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     """Products [R, M, Q] of these quads of rows."""
     KIND: tl.constexpr = FORM[0]
-    ROWS: tl.constexpr = row_RM.shape[0]
-    MAPS: tl.constexpr = row_RM.shape[1]
+    MAPS: tl.constexpr = map_P.shape[0] // ROWS
     NUM_QUADS: tl.constexpr = NUM_IN // 32
     w = first * 4 + tl.arange(0, 4 * QUADS)
-    q = first + tl.arange(0, QUADS)
+    q_N = first + tl.arange(0, MAPS * QUADS) % QUADS
+    o_P = _outputs(tl.arange(0, ROWS * MAPS) // MAPS, ROWS, NUM_OUT)
+    row_P = (map_P * NUM_OUT + o_P).to(tl.int64) * (NUM_IN // 8)
     w_in = None
-    code_pointers = code_ptr + (row_RM.to(tl.int64) * (NUM_IN // 8))[:, :, None] + w[None, None, :]
-    place = row_RM[:, :, None] * FORM[2] + (q * 32 // (NUM_IN // FORM[1]))[None, None, :] * FORM[3]
     # All is asked for before anything is waited for.
     if NUM_QUADS % QUADS == 0:
-        codes = tl.load(code_pointers, eviction_policy="evict_first")
-        scale = tl.load(scale_ptr + place)
+        codes = tl.load(code_ptr + row_P[:, None] + w[None, :], eviction_policy="evict_first")
     else:
         w_in = w < NUM_QUADS * 4
         codes = tl.load(
-            code_pointers, mask=w_in[None, None, :], other=0, eviction_policy="evict_first"
-        )
-        q_in = (q < NUM_QUADS)[None, None, :]
-        scale = tl.load(scale_ptr + place, mask=q_in, other=0.0)
+            code_ptr + row_P[:, None] + w[None, :], mask=w_in[None, :], other=0,
+            eviction_policy="evict_first",
+        )  # fmt: skip
+    scale = _of_groups(scale_ptr, map_N, q_N, NUM_IN, NUM_OUT, ROWS, MAPS, QUADS, FORM)
     w0, w1, w2, w3 = _x_words(x_ptr, row_M, w, w_in, 0, NUM_IN, QUADS)
     w4, w5, w6, w7 = _x_words(x_ptr, row_M, w, w_in, 1, NUM_IN, QUADS)
     v0, v1, v2, v3 = _x_words(x_ptr, row_M, w, w_in, 2, NUM_IN, QUADS)
@@ -255,7 +278,7 @@ def _step(
         b2, e2 = _inputs(v4, v5, inverse, KIND, ASM)
         a3, d3 = _inputs(w6, w7, inverse, KIND, ASM)
         b3, e3 = _inputs(v6, v7, inverse, KIND, ASM)
-    c0, c1, c2, c3 = _quarters(codes, MAPS, ROWS, QUADS)
+    c0, c1, c2, c3 = _quarters(codes, ROWS, MAPS, QUADS)
     sums = _dot(
         c0, c1, c2, c3, a0, b0, a1, b1, a2, b2, a3, b3, d0, e0, d1, e1, d2, e2, d3, e3, KIND, ASM
     ).to(tl.float32)
@@ -267,36 +290,27 @@ def _step(
         ).to(tl.float32)  # fmt: skip
         zero = tl.full((1, 1, 1), 8.0, tl.float32)
         if FORM[4]:
-            if NUM_QUADS % QUADS == 0:
-                zero += tl.load(zero_ptr + place).to(tl.float32)
-            else:
-                q_in = (q < NUM_QUADS)[None, None, :]
-                zero += tl.load(zero_ptr + place, mask=q_in, other=0.0).to(tl.float32)
+            zero += _of_groups(zero_ptr, map_N, q_N, NUM_IN, NUM_OUT, ROWS, MAPS, QUADS, FORM).to(
+                tl.float32
+            )
         sums -= zero * x_sum
     return sums * unit * scale.to(tl.float32)
 
 
 @triton.jit
 def _products(
-    x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, row_RM, NUM_IN: tl.constexpr,
-    QUADS: tl.constexpr, FORM: tl.constexpr, ASM: tl.constexpr,
+    x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, map_P, map_N, NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, FORM: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
-    """Products [R, M] in float32 of inputs, one for each map or one for all, with these rows."""
-    y_RMQ = tl.zeros((row_RM.shape[0], row_RM.shape[1], QUADS), dtype=tl.float32)
+    """Products [R, M] in float32 of inputs, one row for each map or one for all."""
+    y_RMQ = tl.zeros((ROWS, map_P.shape[0] // ROWS, QUADS), dtype=tl.float32)
     for first in tl.static_range(0, NUM_IN // 32, QUADS):
         y_RMQ += _step(
-            x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, row_RM, first, NUM_IN, QUADS, FORM, ASM
-        )
+            x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, map_P, map_N, first, NUM_OUT, NUM_IN,
+            ROWS, QUADS, FORM, ASM,
+        )  # fmt: skip
     return tl.sum(y_RMQ, axis=2)
-
-
-@triton.jit
-def _rows(ROWS: tl.constexpr, NUM_OUT: tl.constexpr):
-    """Outputs of this program; beyond the last, it again."""
-    o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    if NUM_OUT % ROWS != 0:
-        o_R = tl.minimum(o_R, NUM_OUT - 1)
-    return o_R
 
 
 @triton.jit
@@ -311,13 +325,16 @@ def quad_gate_up_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     pair = tl.program_id(1)
-    o_R = _rows(ROWS, NUM_OUT)
-    row_R = tl.load(expert_ptr + pair) * (2 * NUM_OUT) + o_R
-    row_RM = row_R[:, None] + tl.arange(0, 2)[None, :] * NUM_OUT
+    first = tl.load(expert_ptr + pair) * 2
     token = pair // K + tl.zeros((1,), dtype=tl.int32)
-    y_RM = _products(x_ptr, token, code_ptr, scale_ptr, zero_ptr, row_RM, NUM_IN, QUADS, FORM, ASM)
+    y_RM = _products(
+        x_ptr, token, code_ptr, scale_ptr, zero_ptr, first + tl.arange(0, 2 * ROWS) % 2,
+        first + tl.arange(0, 2 * QUADS) // QUADS, NUM_OUT, NUM_IN, ROWS, QUADS, FORM, ASM,
+    )  # fmt: skip
+    o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
     if bias_ptr is not None:
-        y_RM += tl.load(bias_ptr + row_RM).to(tl.float32)
+        map_M = first + tl.arange(0, 2)
+        y_RM += tl.load(bias_ptr + (map_M * NUM_OUT)[None, :] + o_R[:, None]).to(tl.float32)
     gate_R, up_R = tl.split(y_RM)
     y_R = gated_rounded(gate_R, up_R, GATING, out_ptr.dtype.element_ty)
     tl.store(out_ptr + pair.to(tl.int64) * NUM_OUT + o_R, y_R.to(out_ptr.dtype.element_ty))
@@ -336,13 +353,18 @@ def quad_down_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(1)
-    o_R = _rows(ROWS, NUM_OUT)
     k = tl.arange(0, BLOCK_K)
     pair_M = token * K + tl.minimum(k, K - 1)
-    row_RM = o_R[:, None] + tl.load(expert_ptr + pair_M)[None, :] * NUM_OUT
-    y_RM = _products(x_ptr, pair_M, code_ptr, scale_ptr, zero_ptr, row_RM, NUM_IN, QUADS, FORM, ASM)
+    k_P = tl.minimum(tl.arange(0, BLOCK_K * ROWS) % BLOCK_K, K - 1)
+    k_N = tl.minimum(tl.arange(0, BLOCK_K * QUADS) // QUADS, K - 1)
+    y_RM = _products(
+        x_ptr, pair_M, code_ptr, scale_ptr, zero_ptr, tl.load(expert_ptr + token * K + k_P),
+        tl.load(expert_ptr + token * K + k_N), NUM_OUT, NUM_IN, ROWS, QUADS, FORM, ASM,
+    )  # fmt: skip
+    o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
     if bias_ptr is not None:
-        y_RM += tl.load(bias_ptr + row_RM).to(tl.float32)
+        map_M = tl.load(expert_ptr + pair_M)
+        y_RM += tl.load(bias_ptr + (map_M * NUM_OUT)[None, :] + o_R[:, None]).to(tl.float32)
     weight_M = tl.load(weight_ptr + pair_M)
     total_R = tl.sum(tl.where((k < K)[None, :], y_RM * weight_M[None, :], 0.0), axis=1)
     total_R = add_shared(total_R, shared_ptr, gate_ptr, token, o_R, o_R < NUM_OUT, NUM_OUT)
