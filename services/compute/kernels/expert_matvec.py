@@ -46,6 +46,8 @@ class ExpertRowConfig:
 
 
 WARP_QUADS = 32
+QUAD_REGISTERS = 168
+"""Of a thread: twelve warps fit a multiprocessor."""
 
 
 def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
@@ -264,6 +266,7 @@ def _quad_constants(stack: ExpertStack, config: ExpertRowConfig, x: Tensor) -> d
         "FORM": (weight.kind, weight.scales_OG.shape[1], *strides, weight.zeros_OG is not None),
         "ASM": x.is_cuda,
         "num_warps": config.num_warps,
+        "maxnreg": QUAD_REGISTERS,
     }
 
 

@@ -145,14 +145,14 @@ def _quarters(words, ROWS: tl.constexpr, MAPS: tl.constexpr, QUADS: tl.constexpr
 
 
 @triton.jit
-def _x_words(x_ptr, row_M, w, w_in, PART: tl.constexpr, NUM_IN: tl.constexpr, QUADS: tl.constexpr):
-    """Words of eight of each quad's inputs, [1, M, Q] each."""
+def _x_words(x_ptr, row_M, w, w_in, PART: tl.constexpr, NUM_IN: tl.constexpr):
+    """Words [M, W] of eight of each quad's inputs."""
     pointers = x_ptr + row_M[:, None] * (NUM_IN // 2) + (w // 4 * 16 + w % 4 + 4 * PART)[None, :]
     if w_in is None:
-        words = tl.load(pointers)
+        words = tl.load(pointers, volatile=True)
     else:
-        words = tl.load(pointers, mask=w_in[None, :], other=0)
-    return _quarters(words, 1, row_M.shape[0], QUADS)
+        words = tl.load(pointers, mask=w_in[None, :], other=0, volatile=True)
+    return words
 
 
 @triton.jit
@@ -210,20 +210,21 @@ def _of_groups(pointer, map_N, q_N, NUM_IN: tl.constexpr, NUM_OUT: tl.constexpr,
     row_NR = (map_N * NUM_OUT)[:, None] + o_R[None, :]
     place_NR = row_NR * FORM[2] + (q_N * 32 // (NUM_IN // FORM[1]) * FORM[3])[:, None]
     if (NUM_IN // 32) % QUADS == 0:
-        values_NR = tl.load(pointer + place_NR)
+        values_NR = tl.load(pointer + place_NR, volatile=True)
     else:
-        values_NR = tl.load(pointer + place_NR, mask=(q_N < NUM_IN // 32)[:, None], other=0.0)
+        values_NR = tl.load(
+            pointer + place_NR, mask=(q_N < NUM_IN // 32)[:, None], other=0.0, volatile=True
+        )
     return tl.permute(tl.reshape(values_NR, (MAPS, QUADS, ROWS)), (2, 0, 1))
 
 
 @triton.jit
-def _step(
+def _ask(
     x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, map_P, map_N, first, NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, FORM: tl.constexpr,
-    ASM: tl.constexpr,
 ):  # fmt: skip
-    """Products [R, M, Q] of these quads of rows."""
-    KIND: tl.constexpr = FORM[0]
+    """The loads of these quads of rows: codes, scales, zeros, and inputs. As volatile ones all begin
+    at once; the compiler would put each where it is waited for, to save registers."""
     MAPS: tl.constexpr = map_P.shape[0] // ROWS
     NUM_QUADS: tl.constexpr = NUM_IN // 32
     w = first * 4 + tl.arange(0, 4 * QUADS)
@@ -231,20 +232,37 @@ def _step(
     o_P = _outputs(tl.arange(0, ROWS * MAPS) // MAPS, ROWS, NUM_OUT)
     row_P = (map_P * NUM_OUT + o_P).to(tl.int64) * (NUM_IN // 8)
     w_in = None
-    # All is asked for before anything is waited for.
     if NUM_QUADS % QUADS == 0:
-        codes = tl.load(code_ptr + row_P[:, None] + w[None, :], eviction_policy="evict_first")
+        codes = tl.load(code_ptr + row_P[:, None] + w[None, :], volatile=True)
     else:
         w_in = w < NUM_QUADS * 4
         codes = tl.load(
             code_ptr + row_P[:, None] + w[None, :], mask=w_in[None, :], other=0,
-            eviction_policy="evict_first",
+            volatile=True,
         )  # fmt: skip
     scale = _of_groups(scale_ptr, map_N, q_N, NUM_IN, NUM_OUT, ROWS, MAPS, QUADS, FORM)
-    w0, w1, w2, w3 = _x_words(x_ptr, row_M, w, w_in, 0, NUM_IN, QUADS)
-    w4, w5, w6, w7 = _x_words(x_ptr, row_M, w, w_in, 1, NUM_IN, QUADS)
-    v0, v1, v2, v3 = _x_words(x_ptr, row_M, w, w_in, 2, NUM_IN, QUADS)
-    v4, v5, v6, v7 = _x_words(x_ptr, row_M, w, w_in, 3, NUM_IN, QUADS)
+    zero = scale
+    if FORM[4]:
+        zero = _of_groups(zero_ptr, map_N, q_N, NUM_IN, NUM_OUT, ROWS, MAPS, QUADS, FORM)
+    w0 = _x_words(x_ptr, row_M, w, w_in, 0, NUM_IN)
+    w4 = _x_words(x_ptr, row_M, w, w_in, 1, NUM_IN)
+    v0 = _x_words(x_ptr, row_M, w, w_in, 2, NUM_IN)
+    v4 = _x_words(x_ptr, row_M, w, w_in, 3, NUM_IN)
+    return codes, scale, zero, w0, w4, v0, v4
+
+
+@triton.jit
+def _step(
+    codes, scale, zero, x0, x1, x2, x3, ROWS: tl.constexpr, QUADS: tl.constexpr,
+    FORM: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Products [R, M, Q] of what `_ask` has asked for."""
+    KIND: tl.constexpr = FORM[0]
+    MAPS: tl.constexpr = codes.shape[0] // ROWS
+    w0, w1, w2, w3 = _quarters(x0, 1, x0.shape[0], QUADS)
+    w4, w5, w6, w7 = _quarters(x1, 1, x0.shape[0], QUADS)
+    v0, v1, v2, v3 = _quarters(x2, 1, x0.shape[0], QUADS)
+    v4, v5, v6, v7 = _quarters(x3, 1, x0.shape[0], QUADS)
     if ASM:
         size = tl.inline_asm_elementwise(
             _LARGEST, "=r" + ",r" * 16,
@@ -288,28 +306,27 @@ def _step(
             ones, ones, ones, ones,
             a0, b0, a1, b1, a2, b2, a3, b3, d0, e0, d1, e1, d2, e2, d3, e3, KIND, ASM,
         ).to(tl.float32)  # fmt: skip
-        zero = tl.full((1, 1, 1), 8.0, tl.float32)
         if FORM[4]:
-            zero += _of_groups(zero_ptr, map_N, q_N, NUM_IN, NUM_OUT, ROWS, MAPS, QUADS, FORM).to(
-                tl.float32
-            )
-        sums -= zero * x_sum
+            sums -= (zero.to(tl.float32) + 8.0) * x_sum
+        else:
+            sums -= 8.0 * x_sum
     return sums * unit * scale.to(tl.float32)
 
 
 @triton.jit
 def _products(
     x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, map_P, map_N, NUM_OUT: tl.constexpr,
-    NUM_IN: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, FORM: tl.constexpr,
-    ASM: tl.constexpr,
+    NUM_IN: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr,
+    FORM: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Products [R, M] in float32 of inputs, one row for each map or one for all."""
     y_RMQ = tl.zeros((ROWS, map_P.shape[0] // ROWS, QUADS), dtype=tl.float32)
     for first in tl.static_range(0, NUM_IN // 32, QUADS):
-        y_RMQ += _step(
+        codes, scale, zero, x0, x1, x2, x3 = _ask(
             x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, map_P, map_N, first, NUM_OUT, NUM_IN,
-            ROWS, QUADS, FORM, ASM,
+            ROWS, QUADS, FORM,
         )  # fmt: skip
+        y_RMQ += _step(codes, scale, zero, x0, x1, x2, x3, ROWS, QUADS, FORM, ASM)
     return tl.sum(y_RMQ, axis=2)
 
 
@@ -317,8 +334,8 @@ def _products(
 def quad_gate_up_kernel(
     x_ptr, expert_ptr, code_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    QUADS: tl.constexpr, FORM: tl.constexpr, GATING: tl.constexpr, ASM: tl.constexpr,
-    PDL: tl.constexpr,
+    QUADS: tl.constexpr, FORM: tl.constexpr, GATING: tl.constexpr,
+    ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Gates and ups of a pair, gated."""
     if PDL:
@@ -329,7 +346,8 @@ def quad_gate_up_kernel(
     token = pair // K + tl.zeros((1,), dtype=tl.int32)
     y_RM = _products(
         x_ptr, token, code_ptr, scale_ptr, zero_ptr, first + tl.arange(0, 2 * ROWS) % 2,
-        first + tl.arange(0, 2 * QUADS) // QUADS, NUM_OUT, NUM_IN, ROWS, QUADS, FORM, ASM,
+        first + tl.arange(0, 2 * QUADS) // QUADS, NUM_OUT, NUM_IN, ROWS, QUADS, FORM,
+        ASM,
     )  # fmt: skip
     o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
     if bias_ptr is not None:
@@ -345,8 +363,8 @@ def quad_down_kernel(
     x_ptr, expert_ptr, weight_ptr, code_ptr, scale_ptr, zero_ptr, bias_ptr, shared_ptr, gate_ptr,
     out_ptr,
     NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr, QUADS: tl.constexpr, FORM: tl.constexpr, ASM: tl.constexpr,
-    PDL: tl.constexpr,
+    ROWS: tl.constexpr, QUADS: tl.constexpr, FORM: tl.constexpr,
+    ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a token: the weighted sums of what all of its experts make of it, at once."""
     if PDL:
@@ -359,7 +377,8 @@ def quad_down_kernel(
     k_N = tl.minimum(tl.arange(0, BLOCK_K * QUADS) // QUADS, K - 1)
     y_RM = _products(
         x_ptr, pair_M, code_ptr, scale_ptr, zero_ptr, tl.load(expert_ptr + token * K + k_P),
-        tl.load(expert_ptr + token * K + k_N), NUM_OUT, NUM_IN, ROWS, QUADS, FORM, ASM,
+        tl.load(expert_ptr + token * K + k_N), NUM_OUT, NUM_IN, ROWS, QUADS, FORM,
+        ASM,
     )  # fmt: skip
     o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
     if bias_ptr is not None:
