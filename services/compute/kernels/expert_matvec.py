@@ -43,6 +43,7 @@ class ExpertRowConfig:
     rows: int  # outputs of a program; of gates, where there are gates
     step_inputs: int
     num_warps: int = 4
+    max_registers: int | None = None  # of a thread, with codes of 4 bits
 
 
 WARP_QUADS = 32
@@ -54,7 +55,9 @@ def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
     if isinstance(stack.weight, Packed) and has_quads(stack.weight):
         count = stack.num_in // QUAD
         quads = next((q for q in (32, 16, 8) if -(-count // q) * q * 8 <= count * 9), WARP_QUADS)
-        return ExpertRowConfig(8, quads * QUAD, 1 if gated else 4)
+        if gated:
+            return ExpertRowConfig(8, quads * QUAD, 1, QUAD_REGISTERS)
+        return ExpertRowConfig(8, quads * QUAD, 4)
     step = min(2048, triton.next_power_of_2(stack.num_in))
     if stack.num_in % step and step > 512:  # padding would be loads of nothing
         step = 512
@@ -266,7 +269,7 @@ def _quad_constants(stack: ExpertStack, config: ExpertRowConfig, x: Tensor) -> d
         "FORM": (weight.kind, weight.scales_OG.shape[1], *strides, weight.zeros_OG is not None),
         "ASM": x.is_cuda,
         "num_warps": config.num_warps,
-        "maxnreg": QUAD_REGISTERS,
+        "maxnreg": config.max_registers,
     }
 
 
