@@ -105,8 +105,10 @@ class Mixture:
         if self.kind is None:
             weight = torch.randn(rows, num_in, device="cuda", dtype=DTYPE).mul_(scale)
             return ExpertStack(weight, self.num_experts, bias)
-        num_bytes = num_in // 2 if self.kind in ("int4", "fp4") else num_in
-        codes = torch.randint(0, 120, (rows, num_bytes), device="cuda", dtype=torch.uint8)
+        has_halves = self.kind in ("int4", "fp4")
+        num_bytes = num_in // 2 if has_halves else num_in
+        most = 256 if has_halves else 120  # no code of FP8 that is no number
+        codes = torch.randint(0, most, (rows, num_bytes), device="cuda", dtype=torch.uint8)
         dtypes = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
         power = torch.randint(-8, -4, (rows, num_in // (self.group or num_in)), device="cuda")
         packed = Packed(

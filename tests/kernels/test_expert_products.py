@@ -326,7 +326,10 @@ def test_single_rows_need_no_order(
     expected, bound = torch.empty_like(rows[:2]), torch.empty_like(rows[:2])
     combine_reference(rows, weights, shared, expected)
     combine_reference(sizes, weights, SharedRows(shared.value_TE.abs()), bound)
-    assert_rounded_once(out, expected, bound)
+    # Inputs that meet codes of 4 bits are off by up to 2^-15 of the largest beside them; those of
+    # at least 2^-7 of it, which nearly all are, not at all.
+    lost = 2.0**-15 if form is not None and form[0] in ("int4", "fp4") else 0.0
+    assert_rounded_once(out, expected, bound, lost)
 
 
 @pytest.mark.parametrize("is_gated", [False, True])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Key, Options, packed_form
+from services.compute.kernels.expert_quads import has_quads
 from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
@@ -17,6 +18,9 @@ from services.compute.quantization.packed import Packed, Weight
 
 MAX_PAIR_TOKENS = 2
 """Of more, too many have experts in common: sorting takes less than reading those again."""
+
+MAX_QUAD_TOKENS = 4
+"""The same of codes of 4 bits, which without an order take two launches less."""
 
 MAX_BLOCK_ROWS = 128
 INVARIANT_BLOCK_ROWS = 64
@@ -76,12 +80,16 @@ Way: TypeAlias = Literal["row", "pair", "tile"]
 
 
 def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
-    """How so many tokens meet their experts. Two codes in a byte are decoded as fast as they are
-    read only for tensor cores. Where a row's result may not follow from how many there are, all
-    go by tiles."""
-    if invariant or num_tokens > MAX_PAIR_TOKENS:
+    """How so many tokens meet their experts. Where a row's result may not follow from how many
+    there are, all go by tiles."""
+    weight = stack.weight
+    if invariant:
         return "tile"
-    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    if isinstance(weight, Packed) and has_quads(weight):
+        return "row" if num_tokens <= MAX_QUAD_TOKENS else "tile"
+    if num_tokens > MAX_PAIR_TOKENS:
+        return "tile"
+    has_halves = isinstance(weight, Packed) and weight.has_halves
     return "row" if num_tokens == 1 and not has_halves else "pair"
 
 

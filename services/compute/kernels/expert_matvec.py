@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +21,12 @@ from torch import Tensor
 from services.compute.kernels.activations import gated_rounded
 from services.compute.kernels.combine_experts import SharedRows, add_shared
 from services.compute.kernels.expert_matmul_config import ExpertStack
+from services.compute.kernels.expert_quads import (
+    QUAD,
+    has_quads,
+    quad_down_kernel,
+    quad_gate_up_kernel,
+)
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.packed_codes import kernel_kind
 from services.compute.kernels.packed_matvec import HALF, packed_sums, unit_inputs
@@ -36,9 +43,21 @@ class ExpertRowConfig:
     rows: int  # outputs of a program; of gates, where there are gates
     step_inputs: int
     num_warps: int = 4
+    max_registers: int | None = None  # of a thread, with codes of 4 bits
+
+
+WARP_QUADS = 32
+QUAD_REGISTERS = 168
+"""Of a thread: twelve warps fit a multiprocessor."""
 
 
 def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
+    if isinstance(stack.weight, Packed) and has_quads(stack.weight):
+        count = stack.num_in // QUAD
+        quads = next((q for q in (32, 16, 8) if -(-count // q) * q * 8 <= count * 9), WARP_QUADS)
+        if gated:
+            return ExpertRowConfig(8, quads * QUAD, 1, QUAD_REGISTERS)
+        return ExpertRowConfig(8, quads * QUAD, 4)
     step = min(2048, triton.next_power_of_2(stack.num_in))
     if stack.num_in % step and step > 512:  # padding would be loads of nothing
         step = 512
@@ -160,6 +179,19 @@ def expert_gate_up_rows(
     assert num_pairs == experts_TK.numel() and 2 * num_out == stack.num_out
     config = config or expert_row_config(stack, gated=True)
     assert x_TE.is_contiguous() and out_RF.is_contiguous() and experts_TK.is_contiguous()
+    if _in_integers(x_TE, stack):
+        quad_gate_up_kernel[(triton.cdiv(num_out, config.rows), num_pairs)](
+            x_TE.view(torch.int32),
+            experts_TK,
+            *_operands(stack, torch.int32),
+            out_RF,
+            NUM_OUT=num_out,
+            K=experts_TK.shape[1],
+            GATING=gating,
+            **_quad_constants(stack, config, x_TE),
+            **dependent_launch(pdl, out_RF),
+        )
+        return
     _gate_up_kernel[(triton.cdiv(num_out, config.rows), num_pairs)](
         x_TE,
         experts_TK,
@@ -191,6 +223,21 @@ def expert_down_rows(
     assert num_out == stack.num_out and len(inner_RF) == experts_TK.numel()
     config = config or expert_row_config(stack, gated=False)
     assert inner_RF.is_contiguous() and out_TE.is_contiguous()
+    if _in_integers(inner_RF, stack):
+        quad_down_kernel[(triton.cdiv(num_out, config.rows), num_tokens)](
+            inner_RF.view(torch.int32),
+            experts_TK,
+            weights_TK,
+            *_operands(stack, torch.int32),
+            *(shared or (None, None)),
+            out_TE,
+            NUM_OUT=num_out,
+            K=experts_TK.shape[1],
+            BLOCK_K=triton.next_power_of_2(experts_TK.shape[1]),
+            **_quad_constants(stack, config, inner_RF),
+            **dependent_launch(pdl, out_TE),
+        )
+        return
     _down_kernel[(triton.cdiv(num_out, config.rows), num_tokens)](
         inner_RF,
         experts_TK,
@@ -206,12 +253,35 @@ def expert_down_rows(
     )
 
 
-def _operands(stack: ExpertStack) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Numbers or codes, scales, zeros, and biases."""
+def _in_integers(x: Tensor, stack: ExpertStack) -> bool:
+    weight = stack.weight
+    return x.dtype == torch.bfloat16 and isinstance(weight, Packed) and has_quads(weight)
+
+
+def _quad_constants(stack: ExpertStack, config: ExpertRowConfig, x: Tensor) -> dict[str, Any]:
+    weight = stack.weight
+    assert isinstance(weight, Packed)
+    strides = weight.scales_OG.stride()
+    return {
+        "NUM_IN": stack.num_in,
+        "ROWS": config.rows,
+        "QUADS": config.step_inputs // QUAD,
+        "FORM": (weight.kind, weight.scales_OG.shape[1], *strides, weight.zeros_OG is not None),
+        "ASM": x.is_cuda,
+        "num_warps": config.num_warps,
+        "maxnreg": config.max_registers,
+    }
+
+
+def _operands(
+    stack: ExpertStack, words: torch.dtype | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Numbers or codes, as words if asked to; scales, zeros, and biases."""
     weight = stack.weight
     if not isinstance(weight, Packed):
         return weight, None, None, stack.bias_XO
-    return weight.loadable_OB, weight.scales_OG, weight.zeros_OG, stack.bias_XO
+    codes = weight.loadable_OB if words is None else weight.codes_OB.view(words)
+    return codes, weight.scales_OG, weight.zeros_OG, stack.bias_XO
 
 
 def _constants(stack: ExpertStack, config: ExpertRowConfig) -> dict[str, Any]:

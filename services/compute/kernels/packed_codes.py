@@ -84,7 +84,7 @@ def inputs_of(b, HALVES: tl.constexpr):
 
 
 @triton.jit
-def _e2m1(code):
+def e2m1(code):
     """Twice the number that a code of 4 bits is: an integer of -12 to 12."""
     exponent = (code >> 1) & 3
     mantissa = code & 1
@@ -100,7 +100,7 @@ def _half(code, KIND: tl.constexpr, DTYPE: tl.constexpr):
         # multiprocessor makes 16 a cycle.
         value = (code | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0
     else:
-        value = _e2m1(code).to(tl.float32) * 0.5
+        value = e2m1(code).to(tl.float32) * 0.5
     return value.to(DTYPE)
 
 
