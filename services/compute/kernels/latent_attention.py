@@ -65,12 +65,16 @@ def load_queries(
 
 
 @triton.jit
-def load_page_ids(pages, position, end, PAGE: tl.constexpr, PAGES: tl.constexpr):
+def load_page_ids(
+    pages, position, end, PAGE: tl.constexpr, PAGES: tl.constexpr, IS_ALIGNED: tl.constexpr
+):
     """Of the block at this position, one for each of its PAGES."""
+    if not IS_ALIGNED:
+        position = position // PAGE * PAGE
     ids = ()
     for place in tl.static_range(PAGES):
-        page = position // PAGE + place
-        ids = ids + (tl.load(pages + page, mask=page * PAGE < end, other=0),)
+        here = position + place * PAGE
+        ids = ids + (tl.load(pages + here // PAGE, mask=here < end, other=0),)
     return ids
 
 
@@ -117,7 +121,7 @@ def attend_latents(
     mix_MR = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
     # Page ids are one block ahead, in registers: were they loaded where they are used, Triton would
     # give half of its pipeline's depth to them.
-    ids = load_page_ids(pages, start, end, PAGE, PAGES)
+    ids = load_page_ids(pages, start, end, PAGE, PAGES, IS_ALIGNED)
     for position in range(start, end, BLOCK_N):
         position_N = position + n_N
         # What lies beyond the context may be another sequence's NaN: it is not even loaded.
@@ -161,7 +165,7 @@ def attend_latents(
         weight_MN = weight_MN.to(weight_dtype).to(c_NR.dtype)
         mix_MR = tl.dot(weight_MN, c_NR, acc=mix_MR, input_precision="ieee")
         top_M = new_top_M
-        ids = load_page_ids(pages, position + BLOCK_N, end, PAGE, PAGES)
+        ids = load_page_ids(pages, position + BLOCK_N, end, PAGE, PAGES, IS_ALIGNED)
     return top_M, sum_MN, mix_MR
 
 
@@ -194,7 +198,7 @@ def attend_latents_tall(
     mix_RM = tl.zeros([BLOCK_R, BLOCK_M], tl.float32)
     q_RM = tl.trans(q_MR)
     q_PM = tl.trans(q_MP)
-    ids = load_page_ids(pages, start, end, PAGE, PAGES)
+    ids = load_page_ids(pages, start, end, PAGE, PAGES, IS_ALIGNED)
     for position in range(start, end, BLOCK_N):
         position_N = position + n_N
         real_N = position_N < end
@@ -233,7 +237,7 @@ def attend_latents_tall(
         weight_NM = weight_NM.to(weight_dtype).to(c_NR.dtype)
         mix_RM = tl.dot(tl.trans(c_NR), weight_NM, acc=mix_RM, input_precision="ieee")
         top_M = new_top_M
-        ids = load_page_ids(pages, position + BLOCK_N, end, PAGE, PAGES)
+        ids = load_page_ids(pages, position + BLOCK_N, end, PAGE, PAGES, IS_ALIGNED)
     return top_M, sum_NM, mix_RM
 
 
