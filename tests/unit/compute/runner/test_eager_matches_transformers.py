@@ -41,9 +41,7 @@ Family = tuple[Path, PreTrainedModel, list[list[int]]]
 
 
 @pytest.fixture(scope="module", params=OF_EVERY_CACHE)
-def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Family:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     model = make_model(request.param)
     folder = save_model(model, tmp_path_factory.mktemp(request.param))
     return folder, model, [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
