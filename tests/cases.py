@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
@@ -33,6 +32,8 @@ providers.HypothesisProvider._local_constants = providers.Constants()
 
 def crossed(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return every combination on a GPU, and elsewhere so few that each value is in one."""
+    import torch  # which tests without combinations do not load
+
     if torch.cuda.is_available():
         return list(product(*axes))
     longest = max(map(len, axes))
