@@ -20,11 +20,11 @@ from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.packing_runner import PackingRunner
 from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.engine_scenarios import COUNT
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.models.family_models import (
     ALL_FAMILIES,
     ALL_PROMPTS,
+    COUNT,
     FAMILIES,
     answers,
     older_config,
@@ -146,7 +146,7 @@ class TestCache:
     @pytest.mark.parametrize("num_host_pages", [0, 50])
     def test_preempted(self, name: str, folder: Path, num_host_pages: int) -> None:
         runner = runner_of(name, folder)
-        few = {"num_pages": 7, "max_model_len": 96}
+        few = {"num_pages": 5, "max_model_len": 80}
         server = serve(runner, {**few, "num_host_pages": num_host_pages})
         ask(server, name, SHORT)
         assert server.scheduler.stats().preemptions_total > 0
