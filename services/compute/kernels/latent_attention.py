@@ -74,7 +74,7 @@ def load_page_ids(
     ids = ()
     for place in tl.static_range(PAGES):
         here = position + place * PAGE
-        ids = ids + (tl.load(pages + here // PAGE, mask=here < end, other=0),)
+        ids = ids + (tl.load(pages + here // PAGE, mask=here < end, other=0),)  # type: ignore[assignment]
     return ids
 
 
