@@ -89,7 +89,7 @@ def _row_configs(mixture: Mixture, *, gated: bool) -> list[ExpertRowConfig]:
 
 def _of_mixture(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
     torch.manual_seed(0)
-    block = block_rows(num_tokens * mixture.top_k, mixture.num_experts, DTYPE)
+    block = block_rows(num_tokens * mixture.top_k, mixture.gate_up, DTYPE)
     drawn = [Rows(mixture, num_tokens, block) for _ in range(ROUTINGS)]
     first, gate_up, down = drawn[0], mixture.gate_up, mixture.down
     gate_config = expert_config(block, gate_up, DTYPE, gated=True)

@@ -181,7 +181,7 @@ def row_form_of(stack: ExpertStack) -> RowForm:
 
 def decoded_cut(mixture: int, num_tokens: int, *, gated: bool) -> Cut:
     stack = stack_of(mixture, gated=gated)
-    rows = block_rows(8 * num_tokens, stack.num_experts, DTYPE)
+    rows = block_rows(8 * num_tokens, stack, DTYPE)
     return Cut(mixture, False, gated, expert_config(rows, stack, DTYPE, gated=gated))
 
 
