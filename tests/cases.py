@@ -6,6 +6,10 @@ in the process. `make fuzz` runs the same tests with the profile `fuzz` and a se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
@@ -24,6 +28,16 @@ settings.load_profile("ours")
 # Hypothesis draws some values from the constants of the modules that a process has loaded so far:
 # a test's cases would depend on the tests before it.
 providers.HypothesisProvider._local_constants = providers.Constants()
+
+
+def crossed(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return every combination on a GPU, and elsewhere so few that each value is in one."""
+    import torch  # which tests without combinations do not load
+
+    if torch.cuda.is_available():
+        return list(product(*axes))
+    longest = max(map(len, axes))
+    return [tuple(axis[place % len(axis)] for axis in axes) for place in range(longest)]
 
 
 def num_cases(usual: int, exploring: int) -> int:

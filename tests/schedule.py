@@ -24,7 +24,7 @@ UNITS = {  # the longest first; every other file is a unit of its own
         "system/test_pinning.py",
     ),
     "a browser": ("browser",),
-    "fifty faults": ("system/test_failover.py",),
+    "faults at random": ("system/test_failover.py",),
     "an OpenAPI document": ("system/test_openapi.py",),
     "strict limits": (
         "system/test_bad_grammars.py",

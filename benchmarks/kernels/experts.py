@@ -42,6 +42,7 @@ from services.compute.kernels.expert_matvec import (
 from services.compute.kernels.route import (
     MAX_ROWS,
     Counting,
+    Logits,
     Router,
     route_few_rows,
     route_rows,
@@ -152,7 +153,7 @@ class Rows:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)
         routes = self.weights_TK, self.experts_TK
         counting = self.counting if counts else None
-        route_rows(self.logits_TX, routing, None, *routes, counting=counting, pdl=pdl)
+        route_rows(Logits(self.logits_TX[None]), routing, None, *routes, counting=counting, pdl=pdl)
 
     def route_few(self, *, pdl: bool = False) -> None:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)
@@ -310,7 +311,7 @@ def cases() -> Iterator[Case]:
 
 
 def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
-    block = block_rows(num_tokens * mixture.top_k, mixture.num_experts, DTYPE)
+    block = block_rows(num_tokens * mixture.top_k, mixture.gate_up, DTYPE)
     drawn = [Rows(mixture, num_tokens, block) for _ in range(ROUTINGS)]
     first, gate_up, down = drawn[0], mixture.gate_up, mixture.down
     gate_config = expert_config(block, gate_up, DTYPE, gated=True)

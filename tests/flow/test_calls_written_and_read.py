@@ -97,7 +97,7 @@ def test_required_calls_are_read_as_calls_with_valid_arguments(
 
 @pytest.mark.parametrize(("tool_format", "template"), FORMATS)
 @given(seed=st.integers(0, 2**32), num_free=st.integers(0, 60))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=num_cases(8, exploring=20))
 def test_the_text_of_a_custom_tool_is_read_as_its_grammar_has_it(
     tool_format: str, template: str, seed: int, num_free: int
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import combinations, permutations
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,12 @@ from tests.flow.whole_ring import WholeRing, save_vocabulary, scripted_text, who
 
 SERVICES = ("tokenizer", "compute", "detokenizer", "router")
 MIXTURES = [old for number in range(5) for old in combinations(SERVICES, number)]
+# Each service first, and each right before and right after each of the others
+ORDERS = [
+    tuple(SERVICES[(first + step) % 4] for step in steps)
+    for first in range(4)
+    for steps in ((0, 1, 3, 2), (0, 3, 1, 2))
+]
 NUM_LANES = 4
 
 
@@ -96,7 +102,7 @@ class Load:
         await self._ring.until(lambda: all(lane.done() for lane in self._lanes), time_passes=True)
 
 
-@pytest.mark.parametrize("order", list(permutations(SERVICES)), ids="-".join)
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
 async def test_an_upgrade_under_load_in_any_order_loses_nothing(
     folder: Path, order: tuple[str, ...]
 ) -> None:

@@ -115,13 +115,12 @@ class History:
         await self.ring.pass_time(self.random.choice((0.1, 0.3, 1.0)))
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(20))
 async def test_after_any_history_every_client_is_answered_and_every_table_is_empty(
-    folder: Path, seed: int, mixed: bool
+    folder: Path, seed: int
 ) -> None:
     async with whole_ring(folder, *WORKERS) as ring:
-        history = History(ring, make_random(seed), mixed)
+        history = History(ring, make_random(seed), mixed=bool(seed % 2))
         await history.run(40)
         await ring.until(lambda: all(c.is_over for c in history.clients), time_passes=True)
         for client in history.clients:

@@ -27,6 +27,7 @@ from services.compute.kernels.step_buffers import (
     AttentionCall,
     StepInputs,
 )
+from tests.cases import crossed
 from tests.kernels.quantized_pages import ENTRIES, layer_of
 
 ON_GPU = torch.cuda.is_available()
@@ -197,14 +198,14 @@ def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Sha
     step.check(step.attend(work))
 
 
-@pytest.mark.parametrize("window", [1, 5, 64, 70, 1000])
 @pytest.mark.parametrize(
-    ("min_chunk", "entry", "has_sinks"),
-    [(MIN_CHUNK, None, False), (16, None, True), (16, FP8, True)],
+    ("window", "case"),
+    crossed([1, 5, 64, 70, 1000], [(MIN_CHUNK, None, False), (16, None, True), (16, FP8, True)]),
 )
 def test_a_window_hides_all_before_it_and_its_pages_are_not_read(
-    device: torch.device, window: int, min_chunk: int, entry: torch.dtype | None, has_sinks: bool
+    device: torch.device, window: int, case: tuple[int, torch.dtype | None, bool]
 ) -> None:
+    min_chunk, entry, has_sinks = case
     shape = Shape(entry=entry, has_sinks=has_sinks)
     step = make_step(device, [1, 4, 70, 64, 200, 129], shape, seed=window, window=window)
     work = step.work(min_chunk)
@@ -237,8 +238,9 @@ def test_one_long_row_among_short_ones_is_cut_and_merged(device: torch.device) -
     assert torch.equal(first, step.attend(work))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("entry", [None, *ENTRIES])
+@pytest.mark.parametrize(
+    ("dtype", "entry"), crossed([torch.float32, torch.bfloat16], [None, *ENTRIES])
+)
 def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
     device: torch.device, dtype: torch.dtype, entry: torch.dtype | None
 ) -> None:

@@ -42,6 +42,7 @@ RAW: dict[str, Any] = SMALL | {
     "hidden_size": WIDTH,
     "intermediate_size": INNER,
     "head_dim": 64,
+    "num_hidden_layers": 2,
 }
 DTYPE, BOUND = (torch.bfloat16, 3e-2) if torch.cuda.is_available() else (torch.float32, 1e-3)
 FP8, BLOCKS, INT4, DENSE = "fp8", "fp8 by 128", "int4", "dense"

@@ -27,6 +27,7 @@ from services.compute.kernels.step_buffers import (
     AttentionCall,
     StepInputs,
 )
+from tests.cases import crossed
 from tests.kernels.quantized_pages import ENTRIES, layer_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -181,8 +182,9 @@ def check(step: Step, device: torch.device, all_rows: bool = False) -> None:
 MIXED = [(40, 1), (3, 1), (0, 9), (70, 50), (31, 33), (0, 1)]
 
 
-@pytest.mark.parametrize("width", [16, 32, 64, 80, 96, 112, 128, 192, 256])
-@pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize(
+    ("width", "dtype"), crossed([16, 32, 64, 80, 96, 112, 128, 192, 256], list(BOUNDS))
+)
 def test_every_head_width_matches_float64(
     width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -190,8 +192,9 @@ def test_every_head_width_matches_float64(
     check(Step(shape, [(5, 1), (0, 9), (60, 43)], width, num_decode_rows=1), device)
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 48, 64])
-@pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize(
+    ("group", "dtype"), crossed([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 48, 64], list(BOUNDS))
+)
 def test_every_group_matches_float64(group: int, dtype: torch.dtype, device: torch.device) -> None:
     check(Step(Shape(group=group, dtype=dtype), [(7, 1), (0, 9), (70, 50)], group, 1), device)
 
@@ -241,8 +244,10 @@ def test_quantized_pages_match_float64(
     check(Step(shape, [(5, 1), (0, 9), (60, 43)], width, num_decode_rows=1), device)
 
 
-@pytest.mark.parametrize("window", [1, 5, 31, 32, 33, 64, 100, 1000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("window", "dtype"),
+    crossed([1, 5, 31, 32, 33, 64, 100, 1000], [torch.float32, torch.bfloat16]),
+)
 def test_a_window_hides_what_is_older(
     window: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -293,19 +298,20 @@ def test_the_plan_lists_every_block_once_longest_context_first(
 
 
 @pytest.mark.parametrize(
-    ("window", "softcap", "entry"),
-    [(0, 0.0, None), (50, 0.0, None), (50, 2.0, None), (0, 0.0, FP8), (50, 2.0, INT8)],
+    ("case", "width", "dtype"),
+    crossed(
+        [(0, 0.0, None), (50, 0.0, None), (50, 2.0, None), (0, 0.0, FP8), (50, 2.0, INT8)],
+        [64, 128],
+        list(BOUNDS),
+    ),
 )
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("dtype", list(BOUNDS))
 def test_results_do_not_depend_on_chunk_boundaries(
-    window: int,
-    softcap: float,
-    entry: torch.dtype | None,
+    case: tuple[int, float, torch.dtype | None],
     width: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
+    window, softcap, entry = case
     shape = Shape(
         3, width, 1, dtype=dtype, window=window, softcap=softcap, entry=entry,
         has_sinks=softcap > 0,
@@ -320,8 +326,7 @@ def test_results_do_not_depend_on_chunk_boundaries(
         assert torch.equal(_as_pieces(whole, pieces).actual(device)[:length], expected)
 
 
-@pytest.mark.parametrize("dtype", list(BOUNDS))
-@pytest.mark.parametrize("entry", [None, *ENTRIES])
+@pytest.mark.parametrize(("dtype", "entry"), crossed(list(BOUNDS), [None, *ENTRIES]))
 def test_token_by_token_gives_the_bits_of_one_chunk(
     dtype: torch.dtype, entry: torch.dtype | None, device: torch.device
 ) -> None:

@@ -34,6 +34,7 @@ from services.compute.layers.products import InvariantProduct
 from services.compute.layers.quantized_product import QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import KernelLinears, Norm, QuantizedLinear
 from services.compute.quantization.packed import Kind, Packed
+from tests.cases import crossed
 from tests.kernels.packed_weights import assert_rounded_once, random_packed
 
 WEIGHTS: list[tuple[Kind, int, bool, bool]] = [  # kind, group, zeros, inputs of 8 bits
@@ -239,15 +240,16 @@ def test_a_row_times_integers_is_that_times_the_numbers(
     assert_rounded_once(out, row.dense(), weight.dense(torch.float64), bias)
 
 
-@pytest.mark.parametrize("keeps_dense", [False, True])
 @pytest.mark.parametrize("form", WEIGHTS, ids=named)
-@pytest.mark.parametrize("num_rows", [1, 2, 16, 40, 132, 260, 520])
+@pytest.mark.parametrize(
+    ("num_rows", "keeps_dense"), crossed([1, 2, 16, 40, 132, 260, 520], [False, True])
+)
 def test_every_number_of_rows_is_served(
     form: tuple[Kind, int, bool, bool], num_rows: int, keeps_dense: bool, device: torch.device
 ) -> None:
     """As the step asks: quantized if there is such a product, else as they are. The interpreter
     cuts bfloat16 off where the GPU rounds it."""
-    if device.type == "cpu" and num_rows > 16 and form[:2] not in {("fp8", 0), ("int4", 128)}:
+    if device.type == "cpu" and num_rows > 40 and form not in (WEIGHTS[0], WEIGHTS[5]):
         pytest.skip("takes the interpreter long, and on a GPU all run")
     weight = weight_of(form, 160, 512, device)
     bias = torch.randn(160, device=device, dtype=torch.bfloat16)

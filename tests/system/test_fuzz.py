@@ -40,7 +40,7 @@ def test_what_is_spoiled_was_sound(fuzzed: Stack, number: int) -> None:
     assert status == (400 if path == EMBEDDINGS else 200), answer
 
 
-@settings(max_examples=num_cases(200, exploring=1000))
+@settings(max_examples=num_cases(100, exploring=1000))
 @given(case=spoiled())
 def test_any_request_is_answered_or_refused(
     fuzzed: Stack, case: tuple[str, dict[str, Any]]

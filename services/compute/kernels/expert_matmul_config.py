@@ -31,6 +31,12 @@ FLOAT32_BLOCK_ROWS = 16
 
 MAX_STAGES = 6
 
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
+
+STEP_INPUTS = 128
+"""Of packed weights, mostly."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertStack:
@@ -59,6 +65,14 @@ class ExpertConfig:
     block_in: int  # inputs of a step
     num_warps: int = 4
     num_stages: int = 4
+    programs: int = 1  # of a multiprocessor that there are registers for
+
+    @property
+    def max_registers(self) -> int | None:
+        """Of a thread, in multiples of 8; None: as many as it takes."""
+        if self.programs == 1:
+            return None
+        return min(255, REGISTERS // (32 * self.num_warps * self.programs) // 8 * 8)
 
 
 Way: TypeAlias = Literal["row", "pair", "tile"]
@@ -80,15 +94,17 @@ def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
 
 
 def block_rows(
-    num_pairs: int, num_experts: int, dtype: torch.dtype, *, invariant: bool = False
+    num_pairs: int, stack: ExpertStack, dtype: torch.dtype, *, invariant: bool = False
 ) -> int:
-    """Rows of a tile: about as many as an expert has, so that few weights are read again."""
+    """Rows of a tile: about as many as an expert has, so that few weights are read again. What is
+    decoded for each tile should be so once for nearly all experts: of codes half as many more."""
     if dtype == torch.float32:
         return FLOAT32_BLOCK_ROWS
     if invariant:
         return INVARIANT_BLOCK_ROWS
-    rows = 1 << (-(-num_pairs // num_experts) - 1).bit_length()
-    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows))
+    mean = -(-num_pairs // stack.num_experts)
+    rows = mean + mean // 2 if isinstance(stack.weight, Packed) else mean
+    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, 1 << (rows - 1).bit_length()))
 
 
 def expert_config(
@@ -98,7 +114,8 @@ def expert_config(
     if dtype == torch.float32:
         block_in = _block_in(stack, rows) if isinstance(stack.weight, Packed) else 32
         return ExpertConfig(rows, 32, block_in, num_stages=2)
-    block_out = 64 if gated or rows < MAX_BLOCK_ROWS else 128
+    is_wide = isinstance(stack.weight, Packed) or rows >= MAX_BLOCK_ROWS
+    block_out = 128 if is_wide and not gated else 64
     num_warps = 8 if rows >= 128 else 4
     config = ExpertConfig(rows, block_out, _block_in(stack, rows), num_warps)
     return _staged(config, stack, gated)
@@ -107,6 +124,14 @@ def expert_config(
 def _block_in(stack: ExpertStack, rows: int) -> int:
     """Of codes always 128: those of groups are a step's."""
     return 128 if isinstance(stack.weight, Packed) or rows <= 32 else 64
+
+
+def can_step(weight: Weight, block_in: int) -> bool:
+    """Whether steps of so many inputs are of whole groups, or groups are of whole steps."""
+    if not isinstance(weight, Packed) or block_in == STEP_INPUTS:
+        return True
+    is_fp4 = weight.kind == "fp4" and weight.group_size < STEP_INPUTS
+    return block_in % STEP_INPUTS == 0 and (is_fp4 or weight.scales_OG.shape[1] == 1)
 
 
 def expert_options(
@@ -129,11 +154,14 @@ def _neighbours(config: ExpertConfig, stack: ExpertStack, gated: bool) -> list[E
         replace(config, block_out=config.block_out // 2),
         replace(config, num_warps=12 - config.num_warps),
     ]
-    if not isinstance(stack.weight, Packed):
+    if isinstance(stack.weight, Packed):
+        found.append(replace(config, block_in=2 * STEP_INPUTS))
+    else:
         found.append(replace(config, block_in=192 - config.block_in))
     staged = [_staged(each, stack, gated) for each in found]
     fewer = replace(config, num_stages=max(2, config.num_stages - 1))
-    return [each for each in (*staged, fewer) if _is_valid(each, stack, gated)]
+    more = replace(config, num_stages=config.num_stages + 2)
+    return [each for each in (*staged, fewer, more) if _is_valid(each, stack, gated)]
 
 
 def stage_bytes(config: ExpertConfig, stack: ExpertStack, *, gated: bool) -> int:
@@ -147,10 +175,25 @@ def stage_bytes(config: ExpertConfig, stack: ExpertStack, *, gated: bool) -> int
 
 
 def _staged(config: ExpertConfig, stack: ExpertStack, gated: bool) -> ExpertConfig:
-    """Two programs a multiprocessor, so that one computes while the other begins or ends."""
-    room = SHARED_BYTES // 2 - RESERVED_BYTES
+    """Some programs a multiprocessor, so that one computes while others begin, end or wait."""
+    programs = _programs(config, stack, gated)
+    room = SHARED_BYTES // programs - RESERVED_BYTES
     stages = room // stage_bytes(config, stack, gated=gated)
-    return replace(config, num_stages=max(2, min(MAX_STAGES, stages)))
+    limited = isinstance(stack.weight, Packed) and stack.weight.kind == "fp4"
+    return replace(
+        config,
+        num_stages=max(2, min(MAX_STAGES, stages)),
+        programs=programs if limited and programs > 2 else 1,
+    )
+
+
+def _programs(config: ExpertConfig, stack: ExpertStack, gated: bool) -> int:
+    """Where two codes in a byte are decoded, as many as there are registers for."""
+    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    outputs = config.block_out * (2 if gated else 1)
+    if not has_halves or config.num_warps > 4 or config.block_rows > 64 or outputs > 128:
+        return 2
+    return 4 if config.block_rows <= 32 and config.block_in == STEP_INPUTS else 3
 
 
 def _is_valid(config: ExpertConfig, stack: ExpertStack, gated: bool) -> bool:
@@ -158,6 +201,7 @@ def _is_valid(config: ExpertConfig, stack: ExpertStack, gated: bool) -> bool:
     staged = config.num_stages * stage_bytes(config, stack, gated=gated)
     return (
         32 <= config.block_out <= 256
+        and can_step(stack.weight, config.block_in)
         and (config.num_warps == 4 or config.block_out >= 64)
         and sums <= 128 * 32 * config.num_warps
         and staged <= SHARED_BYTES - RESERVED_BYTES

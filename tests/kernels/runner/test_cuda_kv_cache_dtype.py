@@ -26,9 +26,7 @@ from tests.unit.compute.runner_scenarios import (
 from tests.unit.compute.tiny_models import make_model, save_model
 
 Case = tuple[str, str, bool]  # variant, dtype, batch_invariant
-CASES: list[Case] = [
-    ("qwen3", "fp8", False), ("qwen2_window", "int8", True), ("deepseek_v3", "fp8", False)
-]  # fmt: skip
+CASES: list[Case] = [("qwen2_window", "int8", True), ("deepseek_v3", "fp8", False)]
 if ON_GPU:
     CASES = [
         (variant, dtype, batch_invariant)
@@ -47,7 +45,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(autouse=True)
 def count(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many tokens the scenarios generate."""
-    count = COUNT if ON_GPU else 6
+    count = COUNT if ON_GPU else 4
     monkeypatch.setattr(runner_scenarios, "COUNT", count)
     return count
 

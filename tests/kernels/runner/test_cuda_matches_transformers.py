@@ -35,7 +35,7 @@ def family(
 @pytest.fixture(autouse=True)
 def count(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many tokens the scenarios generate."""
-    count = COUNT if ON_GPU else 6
+    count = COUNT if ON_GPU else 4
     monkeypatch.setattr(runner_scenarios, "COUNT", count)
     return count
 

@@ -9,7 +9,13 @@ import torch
 
 from services.compute.expert_counters import ExpertReport
 from services.compute.runner.packing_runner import PackingRunner
-from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner, logits_after_step
+from tests.kernels.runner.cuda_runners import (
+    ON_GPU,
+    SETTINGS,
+    SIZES,
+    load_runner,
+    logits_after_step,
+)
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.models.family_models import FAMILIES, random_model
@@ -58,12 +64,14 @@ def test_logits_are_those_of_the_cpu(
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 
 
+# Rows of padding are of whatever bits their scratch has held, codes among them.
+@pytest.mark.filterwarnings("ignore:overflow encountered in multiply")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_logits_of_quantized_weights_are_those_of_the_cpu(
     quantization: str, device: torch.device, tmp_path: Path
 ) -> None:
     """Their inputs have 16 bits, of each row's largest."""
-    save_model(make_model("llama_biased", **WIDE), tmp_path)
+    save_model(make_model("llama_biased", **WIDE, **SIZES), tmp_path)
     assert_logits_alike(tmp_path, {"quantization": quantization}, 0.03, device)
 
 
@@ -93,11 +101,9 @@ def assert_logits_alike(
         theirs.finish(launched)
         assert [our.output for our, _ in pairs] == [their.output for _, their in pairs]
 
-    step(9, 0, 0)
+    step(9, 8, 0)
     step(1, 0, 0)
-    step(1, 0, 0)
-    step(0, 13, 5)
-    step(1, 8, 1)
+    step(1, 13, 5)
     step(1, 1, 1)
     assert counted(runner) == counted(cpu_runner)
 

@@ -11,7 +11,7 @@ from services.compute.runner.registry import load_runner
 from tests.unit.compute.hand_scheduler import HandScheduler
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
-GROWN_AFTER = (100, 220)  # prompts
+GROWN_AFTER = (60, 140)  # prompts
 CHUNK = 512
 
 

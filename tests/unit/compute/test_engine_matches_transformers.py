@@ -24,7 +24,7 @@ from tests.unit.compute.engine_scenarios import (
 )
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.quantized_cache import RoundedModel
-from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
+from tests.unit.compute.tiny_models import OF_EVERY_CACHE, greedy_ids, make_model, save_model
 
 SETTINGS = ComputeSettings(
     device="cpu", dtype="float32", max_num_seqs=32, max_batched_token_mem=2048, swap_space=0.003,
@@ -32,8 +32,8 @@ SETTINGS = ComputeSettings(
 )  # fmt: skip
 
 
-WITH_SMALLER_CACHES = ["llama fp8", "llama int8", "mistral_window int8", "gpt_oss int8"]
-MODELS = [*VARIANTS, *WITH_SMALLER_CACHES]
+WITH_SMALLER_CACHES = ["llama fp8", "mistral_window int8", "gpt_oss int8"]
+MODELS = [*OF_EVERY_CACHE, *WITH_SMALLER_CACHES]
 
 
 @cache

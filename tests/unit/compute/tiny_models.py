@@ -84,6 +84,8 @@ VARIANTS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENTS),
 }
 
+OF_EVERY_CACHE = ("llama", "mistral_window", "qwen2_window", "qwen3_moe", "deepseek_v3")
+"""What becomes of pages depends on the windows and the latents of a model, and on nothing else."""
 
 OF_ONE_TEST: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "gpt_oss": (  # sinks, and a window in every second layer

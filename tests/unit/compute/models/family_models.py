@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.unit.compute.engine_scenarios import COUNT, PROMPTS
+from tests.unit.compute.engine_scenarios import PROMPTS
 from tests.unit.compute.models.family_recipes import (
     BESIDE_IMAGES,
     EPS,
@@ -40,6 +40,7 @@ from tests.unit.compute.models.mixture_models import MIXTURES
 from tests.unit.compute.runner_scenarios import prompt_of
 
 ALL_PROMPTS = [*PROMPTS, prompt_of(110, 110)]
+COUNT = 10  # tokens of an answer
 
 
 def older_config(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.packing_runner import PackingRunner
 from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.engine_scenarios import COUNT
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.models.family_models import (
     ALL_FAMILIES,
     ALL_PROMPTS,
+    COUNT,
     FAMILIES,
     answers,
     older_config,
@@ -48,6 +48,9 @@ GREEDY = SamplingParams(COUNT, seed=1, temperature=0.0, ignore_eos=True, num_log
 SHORT = range(len(ALL_PROMPTS) - 1)  # the last one is several windows long
 LONG = len(ALL_PROMPTS) - 1
 
+
+OF_EVERY_CACHE = ["llama with biases", "gemma 2", "llama 4", "gpt-oss", "deepseek v3"]
+"""What becomes of pages depends on the windows and the latents of a model, and on nothing else."""
 
 WITH_WINDOWS = [name for name, family in FAMILIES.items() if family.window]
 
@@ -100,23 +103,6 @@ class TestFamily:
     def test_in_chunks(self, name: str, folder: Path) -> None:
         ask(serve(runner_of(name, folder), max_prefill_tokens=13), name, SHORT)
 
-    def test_again_from_the_prefix_tree(self, name: str, folder: Path) -> None:
-        server = serve(runner_of(name, folder))
-        ask(server, name, range(3, 4))
-        server.tokens.clear()
-        server.logprobs.clear()
-        ask(server, name, range(3, 4))
-        assert server.cached[3] == 48
-
-    @pytest.mark.parametrize("num_host_pages", [0, 50])
-    def test_preempted(self, name: str, folder: Path, num_host_pages: int) -> None:
-        runner = runner_of(name, folder)
-        few = {"num_pages": 7, "max_model_len": 96}
-        server = serve(runner, {**few, "num_host_pages": num_host_pages})
-        ask(server, name, SHORT)
-        assert server.scheduler.stats().preemptions_total > 0
-        assert bool(server.most_swapped) == (num_host_pages > 0)
-
     def test_as_older_files_say_it(self, name: str, folder: Path, tmp_path: Path) -> None:
         runner_of(name, folder)
         for path in folder.iterdir():
@@ -125,7 +111,7 @@ class TestFamily:
         (tmp_path / "config.json").unlink()
         older = older_config(raw, FAMILIES[name])
         (tmp_path / "config.json").write_text(json.dumps(older))
-        ask(serve(load_on_cpu(tmp_path, SETTINGS)), name, SHORT)
+        ask(serve(load_on_cpu(tmp_path, SETTINGS)), name, range(3, 4))
 
     @pytest.mark.filterwarnings("ignore:Casting complex values")  # those of Llama 4's images
     def test_no_further_off_in_bfloat16_than_transformers(self, name: str, tmp_path: Path) -> None:
@@ -145,6 +131,26 @@ def own_logprobs(model: PreTrainedModel, prompt: list[int]) -> npt.NDArray[np.fl
     """Of each of the prompt's tokens but the first one."""
     logprobs_TV = logits_of(model, prompt).float().log_softmax(-1)
     return logprobs_TV[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("name", OF_EVERY_CACHE)
+class TestCache:
+    def test_again_from_the_prefix_tree(self, name: str, folder: Path) -> None:
+        server = serve(runner_of(name, folder))
+        ask(server, name, range(3, 4))
+        server.tokens.clear()
+        server.logprobs.clear()
+        ask(server, name, range(3, 4))
+        assert server.cached[3] == 48
+
+    @pytest.mark.parametrize("num_host_pages", [0, 50])
+    def test_preempted(self, name: str, folder: Path, num_host_pages: int) -> None:
+        runner = runner_of(name, folder)
+        few = {"num_pages": 5, "max_model_len": 80}
+        server = serve(runner, {**few, "num_host_pages": num_host_pages})
+        ask(server, name, SHORT)
+        assert server.scheduler.stats().preemptions_total > 0
+        assert bool(server.most_swapped) == (num_host_pages > 0)
 
 
 @pytest.mark.parametrize("name", WITH_WINDOWS)

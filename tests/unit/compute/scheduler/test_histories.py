@@ -48,8 +48,8 @@ pytestmark = pytest.mark.hypothesis
 
 # Shrinking a history can take minutes, so it is left to `make fuzz`.
 NUM_CASES: dict[PolicyName, int] = {
-    "decode_first": 100,
-    "prefill_first": 100,
+    "decode_first": 50,
+    "prefill_first": 50,
     "static_batch": 160,  # with 100, no broken step has new owners of pages to describe again
 }
 SETTINGS = settings(
