@@ -223,8 +223,10 @@ def _ask(
     x_ptr, row_M, code_ptr, scale_ptr, zero_ptr, map_P, map_N, first, NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """The loads of these quads of rows: codes, scales, zeros, and inputs. As volatile ones all
-    begin at once; the compiler would put each where it is waited for, to save registers."""
+    """The loads of these quads of rows: codes, scales, zeros, and inputs.
+
+    As volatile ones all begin at once; else the compiler puts each where it is waited for.
+    """
     MAPS: tl.constexpr = map_P.shape[0] // ROWS
     NUM_QUADS: tl.constexpr = NUM_IN // 32
     w = first * 4 + tl.arange(0, 4 * QUADS)
