@@ -23,11 +23,11 @@ from services.compute.kernels.kv_format import FP8, LayerFormat
 from services.compute.kernels.latent_attention import (
     latent_attention_reference,
     latent_decode_attention,
-    merge_rows,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_entries import LatentNorms, store_latents
 from services.compute.kernels.latent_heads import absorb_queries, expand_values
+from services.compute.kernels.latent_merge import merge_rows
 from services.compute.kernels.latent_prefill import (
     ChunkTiling,
     ExpandedChunks,
@@ -57,7 +57,10 @@ DECODE_TILINGS = {
 }
 """(positions of a block, warps, stages), and programs that contexts are shared among."""
 
-BATCHES = {"V2 Lite": ("1x420", "64x420", "256x420", "64x4096"), "V3": ("64x420", "64x4096")}
+BATCHES = {
+    "V2 Lite": ("1x420", "1x32768", "64x420", "256x420", "64x4096"),
+    "V3": ("64x420", "64x4096"),
+}
 
 FP8_TILINGS = ((32, 4, 3), (64, 8, 2))
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))

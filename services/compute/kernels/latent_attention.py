@@ -3,12 +3,11 @@ of their columns and values by those of the latent.
 
 A tile is the heads of one query, or of some queries of a chunk (latent_chunks.py), so that an entry
 is read once for all of them; of many heads there are several tiles (latent_tiling.py). Decode rows
-are split over the context as decode_plan's list says; a second launch merges rows that were cut, a
-head at a time, as the mix of a latent is wide. Queries come absorbed, and results are mixes of
-latents (latent_heads.py).
+are split over the context as decode_plan's list says; latent_merge.py merges those that were cut.
+Queries come absorbed, and results are mixes of latents (latent_heads.py).
 
 Shape legend: T tokens, H heads, M rows of a tile, N positions of a block, R width of a latent, P of
-the rotated part, W = R + P, I items, S chunks merged at once.
+the rotated part, W = R + P, I items.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from services.compute.kernels.kv_entries import (
     split_scales,
 )
 from services.compute.kernels.kv_format import LayerPages, dequantize
+from services.compute.kernels.latent_merge import merge_rows
 from services.compute.kernels.latent_tiling import LatentTiling, head_tiles
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
-
-MERGE_CHUNKS = 16
 
 
 @triton.jit
@@ -204,11 +202,12 @@ def _decode_kernel(
 ):
     tile = tl.program_id(0)  # fastest: all tiles of a query read the same entries
     item = tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     count = tl.load(num_items, volatile=True)
     row, slot, chunk, size, length, first = load_item(items, item)
+    if PDL:
+        # In this order, so that the next kernel finds done what was launched before this one.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if item >= count:
         return
     g_G = tl.arange(0, BLOCK_G)
@@ -237,59 +236,6 @@ def _decode_kernel(
         tl.store(partial + stat_G.to(tl.int64)[:, None] * R + r_R[None, :], mix_GR, mask=mask_GR)
         tl.store(partial_stats + stat_G, top_G, mask=g_G < G)
         tl.store(partial_stats + MAX_ITEMS * H + stat_G, sum_G, mask=g_G < G)
-
-
-@triton.jit
-def _merge_kernel(
-    plan_scratch,  # of the plan: where a row's chunks begin among the items is its second part
-    num_items,
-    partial,
-    partial_stats,
-    out_THR,
-    OUT_ROW: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    MAX_ITEMS: tl.constexpr,
-    H: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One head of one row, if it was cut."""
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    begins = plan_scratch + BLOCK_ROWS
-    first = tl.load(begins + row)
-    is_last = row == BLOCK_ROWS - 1
-    after = tl.load(begins + row + 1, mask=row < BLOCK_ROWS - 1, other=0)
-    after = tl.where(is_last, tl.load(num_items), after)
-    if after - first > 1:
-        s_S = tl.arange(0, BLOCK_S)
-        r_R = tl.arange(0, BLOCK_R)
-        top = tl.full([1], float("-inf"), tl.float32)
-        total = tl.zeros([1], tl.float32)
-        mix_R = tl.zeros([BLOCK_R], tl.float32)
-        for place in range(first, after, BLOCK_S):
-            real_S = place + s_S < after
-            stat_S = (place + s_S) * H + head
-            top_S = tl.load(partial_stats + stat_S, mask=real_S, other=float("-inf"))
-            sum_S = tl.load(partial_stats + MAX_ITEMS * H + stat_S, mask=real_S, other=0.0)
-            mix_SR = tl.load(
-                partial + stat_S.to(tl.int64)[:, None] * R + r_R[None, :],
-                mask=real_S[:, None] & (r_R[None, :] < R),
-                other=0.0,
-            )
-            new_top = tl.maximum(top, tl.max(top_S, axis=0))
-            weight_S = tl.exp2(top_S - new_top)
-            fade = tl.exp2(top - new_top)
-            total = total * fade + tl.sum(sum_S * weight_S, axis=0)
-            mix_R = mix_R * fade + tl.sum(mix_SR * weight_S[:, None], axis=0)
-            top = new_top
-        out = out_THR + row.to(tl.int64) * OUT_ROW + head * R
-        tl.store(out + r_R, (mix_R / total).to(out_THR.dtype.element_ty), mask=r_R < R)
 
 
 def latent_constants(call: AttentionCall, codes: Codes, tiling: LatentTiling) -> dict[str, Any]:
@@ -330,6 +276,9 @@ def latent_decode_attention(
     have 8 bits, are [Y, 2, 1, page], of the latent and of the rotated part. There is no window and
     no cap. Rows that are no decode rows are neither read nor written. A row's result depends on
     itself and on the length of its chunks. `tiling` is there to measure others than the chosen one.
+
+    With pdl the plan is read above the wait: the launch before must be that of absorb_queries, or
+    one without pdl.
     """
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
     num_heads, rank = out_THR.shape[1:]
@@ -357,28 +306,6 @@ def latent_decode_attention(
         **launch,
     )
     merge_rows(call, work, num_rows, pdl=pdl)
-
-
-def merge_rows(call: AttentionCall, work: DecodeWork, num_rows: int, *, pdl: bool = False) -> None:
-    """Make one of the partial results in `work` of each row that was cut."""
-    out_THR = call.out_THD
-    num_heads, rank = out_THR.shape[1:]
-    _merge_kernel[(num_rows, num_heads)](
-        work.scratch,
-        work.num_items,
-        work.partial_IKGD,
-        work.partial_stats,
-        out_THR,
-        OUT_ROW=out_THR.stride(0),
-        BLOCK_ROWS=work.scratch.shape[1],
-        MAX_ITEMS=len(work.items),
-        H=num_heads,
-        R=rank,
-        BLOCK_R=padded(rank),
-        BLOCK_S=MERGE_CHUNKS,
-        num_warps=4,
-        **dependent_launch(pdl, out_THR),
-    )
 
 
 def latent_attention_reference(call: AttentionCall, inputs: StepInputs, rows: range) -> None:
