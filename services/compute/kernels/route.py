@@ -1,5 +1,7 @@
 """Which experts rows go to, in one launch; routing.py has the rule, and its plain reference.
 
+A row of padding goes where the first row goes, so that no expert is read for it alone.
+
 A program has a row. A score and its expert's number are one integer, of which the largest is the
 choice: the highest score and, of equal ones, the lowest number.
 
@@ -109,6 +111,11 @@ def _choose(
     logit_GS = tl.load(
         logit_ptr + row * X + x_GS, mask=inside_GS, other=OUTSIDE, cache_modifier=".cg"
     )
+    is_real = True
+    if num_real_ptr is not None:  # three loads that do not wait for one another
+        first_GS = tl.load(logit_ptr + x_GS, mask=inside_GS, other=OUTSIDE, cache_modifier=".cg")
+        is_real = row < tl.load(num_real_ptr)
+        logit_GS = tl.where(is_real, logit_GS, first_GS)
     if SCORES == "softmax":
         exp_GS = tl.exp(logit_GS - _float_of(tl.max(_order_of(logit_GS))))
         score_GS = exp_GS / tl.sum(exp_GS)
@@ -147,7 +154,6 @@ def _choose(
     tl.store(weight_ptr + row * K + k, weight_K * RULE[3], mask=k < K)
     tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
     if token_ptr is not None:
-        is_real = row < tl.load(num_real_ptr)
         tl.atomic_add(token_ptr + expert_K, 1, mask=(k < K) & is_real, sem="relaxed")
 
 
