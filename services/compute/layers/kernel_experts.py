@@ -18,7 +18,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from common.errors import ModelError
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.combine_experts import SharedRows, combine_experts
 from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
@@ -56,7 +55,6 @@ from services.compute.kernels.router_logits import (
 )
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
-from services.compute.kernels.weight_tiles import can_multiply
 from services.compute.layers.parts import Experts, Gating
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch
@@ -313,11 +311,5 @@ def _stacks(experts: Experts[AnyLinear]) -> tuple[ExpertStack, ExpertStack]:
 
 def _stack(linear: AnyLinear, num_experts: int) -> ExpertStack:
     weight = linear.weight if isinstance(linear, QuantizedLinear) else linear.weight_OI
-    if not can_multiply(weight):
-        raise ModelError(
-            "The experts are quantized in groups that are no multiple and no part of 128 inputs, "
-            "or with their inputs in another order, which is not supported on a GPU; take another "
-            "checkpoint."
-        )
     bias_XO = None if linear.bias_O is None else linear.bias_O.view(num_experts, -1)
     return ExpertStack(weight, num_experts, bias_XO)
