@@ -41,10 +41,12 @@ class Shape:
     """One kind of step."""
 
     rows: int
+    context: int
     chunk: int = 0
 
     def __str__(self) -> str:
-        return f"{self.rows} rows" + (f" + {self.chunk} prompt tokens" if self.chunk else "")
+        beside = f" + {self.chunk} prompt tokens" if self.chunk else ""
+        return f"{self.rows} rows{beside} at context {self.context}"
 
 
 class Steps:
@@ -53,7 +55,7 @@ class Steps:
     def __init__(self, shape: Shape, page_tokens: int, num_groups: int) -> None:
         self._shape = shape
         self._num_groups = num_groups  # of the KV cache
-        self._pages = -(-(CONTEXT + 4 * NUM_STEPS) // page_tokens)
+        self._pages = -(-(shape.context + 4 * NUM_STEPS) // page_tokens)
         self._page_tokens = page_tokens
         self._step = 0
 
@@ -61,7 +63,7 @@ class Steps:
         """The next step; the first one places slots and page tables."""
         shape, first = self._shape, self._step == 0
         num_rows = shape.rows + (shape.chunk > 0)
-        q_start = np.full(num_rows, CONTEXT + self._step, dtype=np.int32)
+        q_start = np.full(num_rows, shape.context + self._step, dtype=np.int32)
         q_len = np.ones(num_rows, dtype=np.int32)
         tokens = np.full(shape.rows + shape.chunk, DEVICE_TOKEN, dtype=np.int32)
         if shape.chunk:
@@ -143,7 +145,7 @@ def report(runner: PackingRunner, shape: Shape, page_tokens: int, top: int) -> N
     run(runner, steps, 8)
     device_s, host_s = run(runner, steps, NUM_STEPS)
     print(
-        f"\n{shape} at context {CONTEXT}: device {statistics.median(device_s) * 1e3:.3f} ms, "
+        f"\n{shape}: device {statistics.median(device_s) * 1e3:.3f} ms, "
         f"host launch {statistics.median(host_s) * 1e6:.0f} µs",
         flush=True,
     )
@@ -162,6 +164,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quantization", default="auto", help="auto, fp8, int8 or int4")
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto, fp8 or int8")
     parser.add_argument("--rows", default="1,64,256")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before a row's own")
     parser.add_argument("--chunk", type=int, default=220, help="prompt tokens of the mixed step")
     parser.add_argument("--without", default="", help="of pdl,skinny: what to turn off")
     parser.add_argument("--top", type=int, default=14, help="kernels to name")
@@ -177,7 +180,8 @@ def main() -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "without", options.without)
     for name in options.models.split(","):
         settings = ComputeSettings(
-            device="cuda", dtype="bfloat16", load_format="dummy", max_model_len=4096,
+            device="cuda", dtype="bfloat16", load_format="dummy",
+            max_model_len=max(4096, options.context + 1024),
             max_prefill_tokens=1024, max_num_seqs=257, quantization=options.quantization,
             kv_cache_dtype=options.kv_cache_dtype,
         )  # fmt: skip
@@ -188,9 +192,10 @@ def main() -> None:
             print(f": weights alone take {weight_floor_ms(SHAPES[name]):.3f} ms", end="")
         print()
         for rows in (int(rows) for rows in options.rows.split(",")):
-            report(runner, Shape(rows), settings.page_tokens, options.top)
+            report(runner, Shape(rows, options.context), settings.page_tokens, options.top)
         if options.chunk:
-            report(runner, Shape(64, options.chunk), settings.page_tokens, options.top)
+            shape = Shape(64, options.context, options.chunk)
+            report(runner, shape, settings.page_tokens, options.top)
         del runner
         torch.cuda.empty_cache()
 

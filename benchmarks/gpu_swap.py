@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.gpu_models import SHAPES, make_folder
-from benchmarks.gpu_step import NUM_STEPS, Shape, Steps, run
+from benchmarks.gpu_step import CONTEXT, NUM_STEPS, Shape, Steps, run
 from services.compute.config import ComputeSettings
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import copy_pages
@@ -255,7 +255,7 @@ def steps(name: str, rows: int, num_pages: int) -> None:
         runner = PackingRunner(load_cuda(make_folder(Path(folder), SHAPES[name]), settings))
     for turn in range(3):
         for beside in (False, True):
-            plans = Steps(Shape(rows), settings.page_tokens, len(runner.spec().kv_groups))
+            plans = Steps(Shape(rows, CONTEXT), settings.page_tokens, len(runner.spec().kv_groups))
             run(runner, plans, 8)
             swapping = Swapping(runner, num_pages)
             device_s, host_s = run(swapping if beside else runner, plans, NUM_STEPS)  # type: ignore[arg-type]

@@ -42,6 +42,7 @@ from services.compute.kernels.expert_matvec import (
 from services.compute.kernels.route import (
     MAX_ROWS,
     Counting,
+    Logits,
     Router,
     route_few_rows,
     route_rows,
@@ -104,8 +105,10 @@ class Mixture:
         if self.kind is None:
             weight = torch.randn(rows, num_in, device="cuda", dtype=DTYPE).mul_(scale)
             return ExpertStack(weight, self.num_experts, bias)
-        num_bytes = num_in // 2 if self.kind in ("int4", "fp4") else num_in
-        codes = torch.randint(0, 120, (rows, num_bytes), device="cuda", dtype=torch.uint8)
+        has_halves = self.kind in ("int4", "fp4")
+        num_bytes = num_in // 2 if has_halves else num_in
+        most = 256 if has_halves else 120  # no code of FP8 that is no number
+        codes = torch.randint(0, most, (rows, num_bytes), device="cuda", dtype=torch.uint8)
         dtypes = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
         power = torch.randint(-8, -4, (rows, num_in // (self.group or num_in)), device="cuda")
         packed = Packed(
@@ -150,7 +153,7 @@ class Rows:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)
         routes = self.weights_TK, self.experts_TK
         counting = self.counting if counts else None
-        route_rows(self.logits_TX, routing, None, *routes, counting=counting, pdl=pdl)
+        route_rows(Logits(self.logits_TX[None]), routing, None, *routes, counting=counting, pdl=pdl)
 
     def route_few(self, *, pdl: bool = False) -> None:
         routing = Routing(self.mixture.num_experts, self.mixture.top_k)
@@ -308,7 +311,7 @@ def cases() -> Iterator[Case]:
 
 
 def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
-    block = block_rows(num_tokens * mixture.top_k, mixture.num_experts, DTYPE)
+    block = block_rows(num_tokens * mixture.top_k, mixture.gate_up, DTYPE)
     drawn = [Rows(mixture, num_tokens, block) for _ in range(ROUTINGS)]
     first, gate_up, down = drawn[0], mixture.gate_up, mixture.down
     gate_config = expert_config(block, gate_up, DTYPE, gated=True)

@@ -69,7 +69,7 @@ class Product:
     @property
     def blocks(self) -> list[int]:
         """Rows of a tile: the default, and its neighbours."""
-        block = block_rows(self.num_tokens * self.mixture.top_k, self.mixture.num_experts, DTYPE)
+        block = block_rows(self.num_tokens * self.mixture.top_k, self.stack, DTYPE)
         if self.num_tokens <= 64:
             return [block]
         return sorted({block, max(16, block // 2), min(128, 2 * block)})
@@ -79,7 +79,7 @@ class Product:
         if self.by_row:
             return [*self._row_cuts()]
         default = expert_config(
-            block_rows(self.num_tokens * self.mixture.top_k, self.mixture.num_experts, DTYPE),
+            block_rows(self.num_tokens * self.mixture.top_k, self.stack, DTYPE),
             self.stack,
             DTYPE,
             gated=self.gated,

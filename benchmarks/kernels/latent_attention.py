@@ -2,8 +2,9 @@
 
 The floor of decode rows is those bytes at the H200's read bandwidth: 64 rows of 4,096 tokens are
 302 MB, 67 µs. With 16 heads (DeepSeek V2 Lite) they are 30 operations a byte, with 128 (V3) 242,
-for which products take as long as the memory. Of chunks it is the operations of the arithmetic that
-is done. Other tilings follow the chosen ones; those that a device has no room for are left out.
+for which products take longer than the memory. Of chunks it is the operations of the arithmetic
+that is done. Other tilings follow the chosen ones; those that a device has no room for are left
+out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from benchmarks.kernels.decode_attention import COLD_BYTES, PAGE_TOKENS, lengths
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.kv_format import FP8, LayerFormat
 from services.compute.kernels.latent_attention import (
+    latent_attention_reference,
     latent_decode_attention,
+    merge_rows,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_entries import LatentNorms, store_latents
@@ -46,15 +49,28 @@ RANK, ROTATED, STILL, VALUE = 512, 64, 128, 128
 WIDTH = RANK + ROTATED
 SCALE = (STILL + ROTATED) ** -0.5
 MAX_RUNS = 20
+MAX_ERROR = 1e-2
 
 DECODE_TILINGS = {
-    "V2 Lite": ((32, 4, 4), (32, 8, 3), (32, 8, 4), (32, 4, 6), (64, 8, 2), (64, 8, 3), (16, 4, 5)),
-    "V3": ((32, 8, 2), (32, 8, 4), (16, 8, 4)),
+    "V2 Lite": (
+        ((32, 4, 3, False), (1, 68, 200)),
+        ((64, 8, 2, False), (1, 68, 200)),
+        ((32, 8, 4, False), (68,)),
+        ((64, 4, 2, True), (1, 68)),
+        ((64, 8, 2, True), (68,)),
+    ),
+    "V3": (((32, 8, 3, False), (4, 132)), ((64, 8, 2, False), (4, 132)), ((64, 8, 2, True), (4,))),
 }
-OTHERS = {"V2 Lite": (68, 132, 264), "V3": (4, 68)}
-"""Programs beyond one for each row and tile, others than are chosen."""
+"""(positions of a block, warps, stages, whether entries are the rows of products), and programs
+beyond one for each row and tile."""
 
-FP8_TILINGS = ((64, 8, 3), (32, 8, 4))
+BATCHES = {"V2 Lite": ("1x420", "64x420", "256x420", "64x4096"), "V3": ("64x420", "64x4096")}
+
+FP8_TILINGS = (
+    (32, 4, 3, False),
+    (64, 8, 2, False),
+    (64, 8, 2, True),
+)
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))
 """(positions of a block, warps, stages)"""
 
@@ -63,24 +79,32 @@ OWN_TILINGS = ((64, 64, 4, 3, 1), (128, 64, 8, 2, 1), (128, 32, 8, 3, 1), (128, 
 
 
 def cases() -> Iterator[Case]:
+    yield from _decode_cases()
     for model in HEADS:
-        for batch in ("1x600", "1x4096", "8x600", "64x4096"):
-            yield from _decode_case(model, batch)
-        yield from _decode_case(model, "64x4096", entry=FP8)
-        for tiling in FP8_TILINGS:
-            yield from _decode_case(model, "64x4096", LatentTiling(*tiling), FP8)
-        for tiling in DECODE_TILINGS[model]:
-            yield from _decode_case(model, "64x4096", LatentTiling(*tiling))
-        for programs in OTHERS[model]:
-            yield from _decode_case(model, "64x4096", programs=programs)
         yield from _chunk_case(model, "4096")
         yield from _own_case(model, "4096")
-        for num_tokens in (1, 64, 4096):
-            yield from _around(model, num_tokens)
+        yield from _around(model, 4096)
     for tiling in CHUNK_TILINGS:
         yield from _chunk_case("V2 Lite", "4096", LatentTiling(*tiling))
     for own in OWN_TILINGS:
         yield from _own_case("V2 Lite", "4096", ChunkTiling(*own))
+
+
+def _decode_cases() -> Iterator[Case]:
+    for model, batches in BATCHES.items():
+        for batch in batches:
+            yield from _decode_case(model, batch)
+            yield from _layer_case(model, batch)
+            for tiling, choices in DECODE_TILINGS[model]:
+                for programs in choices:
+                    yield from _decode_case(model, batch, LatentTiling(*tiling), programs=programs)
+    for batch in ("64x420", "64x4096"):
+        yield from _decode_case("V2 Lite", batch, entry=FP8)
+        for tiling in FP8_TILINGS:
+            yield from _decode_case("V2 Lite", batch, LatentTiling(*tiling), FP8)
+    for model in HEADS:
+        for num_tokens in (1, 64, 256):
+            yield from _around(model, num_tokens)
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -90,17 +114,80 @@ def _random(*shape: int) -> torch.Tensor:
 def _said(tiling: LatentTiling | None) -> str:
     if tiling is None:
         return ""
-    return f" {tiling.block_n} warps {tiling.num_warps} stages {tiling.num_stages}"
+    said = f" {tiling.block_n} warps {tiling.num_warps} stages {tiling.num_stages}"
+    return said + " tall" * tiling.tall
 
 
 def _fitting(case: Case) -> Iterator[Case]:
     """The case, if the device has room for it."""
+    if _fits(case.name, case.runs[0]):
+        yield case
+
+
+def _fits(name: str, run: Callable[[], None]) -> bool:
     try:
-        case.runs[0]()
+        run()
     except OutOfResources as error:
-        print(f"{case.name}: {error}", flush=True)
-        return
-    yield case
+        print(f"{name}: {error}", flush=True)
+        return False
+    return True
+
+
+class _Decode:
+    """Rows of a batch, whose pages are random, and their plan."""
+
+    def __init__(self, model: str, batch: str, entry: torch.dtype, programs: int) -> None:
+        device, self.heads, self.lengths = torch.device("cuda"), HEADS[model], lengths_of(batch)
+        self.rows, tiles = len(self.lengths), head_tiles(self.heads)
+        self.inputs, resident, self.num_pages = decode_attention.step_of(self.lengths, device)
+        self.inputs.q_len_R[: self.rows] = 1
+        self.inputs.token_start_R[: self.rows] = torch.arange(self.rows)
+        self.table = resident.page_table[0]
+        extra = programs or extra_programs(self.heads)
+        sizes = (self.rows, tiles, self.heads // tiles, RANK)
+        self.work = DecodeWork.make(*sizes, device=device, extra_programs=extra)
+        plan_decode(self.inputs, self.work, PAGE_TOKENS, self.rows)
+        self.form = LayerFormat(1, PAGE_TOKENS, WIDTH, torch.bfloat16, entry, RANK)
+        entries = sum(self.lengths) * self.form.num_bytes // PAGE_TOKENS
+        self.num_bytes = entries + self.rows * self.heads * (WIDTH + RANK) * 2
+        self.num_runs = min(MAX_RUNS, -(-COLD_BYTES // self.num_bytes) + 1)
+        self.launches = -(-COLD_BYTES // (self.num_bytes * self.num_runs))
+
+    def call(self) -> AttentionCall:
+        """On pages of its own."""
+        raw = torch.zeros(self.num_pages, self.form.num_bytes, device="cuda", dtype=torch.uint8)
+        pages = self.form.pages(raw, 0)
+        pages.entries.copy_(_random(*pages.entries.shape))
+        if pages.scales is not None:
+            pages.scales.fill_(1.0)
+        q_THW = _random(self.rows, self.heads, WIDTH)
+        out_THR = _random(self.rows, self.heads, RANK)
+        call = AttentionCall(q_THW, pages.entries, self.table, out_THR, SCALE)
+        return call._replace(kv_scales=pages.scales)
+
+    def check(self, name: str, call: AttentionCall) -> None:
+        """The first and the last row of what has been computed."""
+        expected = torch.zeros_like(call.out_THD, dtype=torch.float64)
+        for row in {0, self.rows - 1}:
+            wanted = call._replace(out_THD=expected)
+            latent_attention_reference(wanted, self.inputs, range(row, row + 1))
+            error = (call.out_THD[row].double() - expected[row]).norm() / expected[row].norm()
+            if not error < MAX_ERROR:
+                print(f"WRONG: {name}, row {row}: error {float(error):.2e}", flush=True)
+
+    def case(self, name: str, launch: Callable[[], Callable[[], None]], num_bytes: int) -> Case:
+        """Of launches on many inputs in turn."""
+
+        def run(calls: list[Callable[[], None]]) -> None:
+            for call in calls:
+                call()
+
+        return Case(
+            name + f" (x {self.launches})" * (self.launches > 1),
+            [partial(run, [launch() for _ in range(self.launches)]) for _ in range(self.num_runs)],
+            num_bytes=self.launches * num_bytes,
+            flops=2.0 * self.launches * sum(self.lengths) * self.heads * (WIDTH + RANK),
+        )
 
 
 def _decode_case(
@@ -110,48 +197,43 @@ def _decode_case(
     entry: torch.dtype = torch.bfloat16,
     programs: int = 0,
 ) -> Iterator[Case]:
-    heads, lengths, device = HEADS[model], lengths_of(batch), torch.device("cuda")
-    inputs, resident, num_pages = decode_attention.step_of(lengths, device)
-    rows, tiles = len(lengths), head_tiles(heads)
-    work = DecodeWork.make(
-        rows,
-        tiles,
-        heads // tiles,
-        RANK,
-        device=device,
-        extra_programs=programs or extra_programs(heads),
-    )
-    plan_decode(inputs, work, PAGE_TOKENS, rows)
-    form = LayerFormat(1, PAGE_TOKENS, WIDTH, torch.bfloat16, entry, RANK)
-    num_bytes = sum(lengths) * form.num_bytes // PAGE_TOKENS + rows * heads * (WIDTH + RANK) * 2
-    num_runs = min(MAX_RUNS, -(-COLD_BYTES // num_bytes) + 1)
-    launches = -(-COLD_BYTES // (num_bytes * num_runs))
+    step = _Decode(model, batch, entry, programs)
+    name = f"decode {model} {batch}{' fp8' * (entry == FP8)}{_said(tiling)}"
+    name += f" programs {programs}" * (programs > 0)
 
     def launch() -> Callable[[], None]:
-        raw = torch.zeros(num_pages, form.num_bytes, device=device, dtype=torch.uint8)
-        pages = form.pages(raw, 0)
-        pages.entries.copy_(_random(*pages.entries.shape))
-        if pages.scales is not None:
-            pages.scales.fill_(1.0)
-        q_THW, out_THR = _random(rows, heads, WIDTH), _random(rows, heads, RANK)
-        call = AttentionCall(q_THW, pages.entries, resident.page_table[0], out_THR, SCALE)
-        call = call._replace(kv_scales=pages.scales)
-        return partial(latent_decode_attention, call, work, rows, tiling=tiling)
+        return partial(latent_decode_attention, step.call(), step.work, step.rows, tiling=tiling)
 
-    def run(calls: list[Callable[[], None]]) -> None:
-        for call in calls:
-            call()
+    call = step.call()
+    first = partial(latent_decode_attention, call, step.work, step.rows, tiling=tiling)
+    if _fits(name, first):
+        step.check(name, call)
+        yield step.case(name, launch, step.num_bytes)
+        if tiling is None:
+            merge = partial(merge_rows, call, step.work, step.rows)
+            yield Case(f"merge {model} {batch}{' fp8' * (entry == FP8)}", [merge], num_bytes=0)
 
-    yield from _fitting(
-        Case(
-            f"latent_decode {model} {batch}{' fp8' * (entry == FP8)}{_said(tiling)}"
-            + f" programs {programs}" * (programs > 0)
-            + f" ({launches} launches)" * (launches > 1),
-            [partial(run, [launch() for _ in range(launches)]) for _ in range(num_runs)],
-            num_bytes=launches * num_bytes,
-            flops=2.0 * launches * sum(lengths) * heads * (WIDTH + RANK),
-        )
-    )
+
+def _layer_case(model: str, batch: str) -> Iterator[Case]:
+    """Queries, attention and values, each launched while the one before it still runs."""
+    step = _Decode(model, batch, torch.bfloat16, 0)
+    rows, heads = step.rows, step.heads
+    tables = RotaryTables(*torch.randn(2, max(step.lengths), ROTATED // 2, device="cuda"))
+    maps_bytes = 2 * heads * RANK * (STILL + VALUE)
+
+    def launch() -> Callable[[], None]:
+        call, key_up = step.call(), _random(heads, STILL, RANK)
+        value_up, values = _random(heads, VALUE, RANK), _random(rows, heads, VALUE)
+        q_THD, positions = _random(rows, heads, STILL + ROTATED), step.inputs.positions_T[:rows]
+
+        def run() -> None:
+            absorb_queries(q_THD, key_up, positions, tables, call.q_THD, pdl=True)
+            latent_decode_attention(call, step.work, rows, pdl=True)
+            expand_values(call.out_THD, value_up, values, pdl=True)
+
+        return run
+
+    yield step.case(f"queries, decode, values {model} {batch}", launch, step.num_bytes + maps_bytes)
 
 
 def _chunk_case(model: str, name: str, tiling: LatentTiling | None = None) -> Iterator[Case]:

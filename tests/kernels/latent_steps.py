@@ -15,6 +15,7 @@ from services.compute.kernels.latent_attention import (
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_tiling import (
+    LatentTiling,
     head_tiles,
 )
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
@@ -121,7 +122,9 @@ class Step:
         error = (found_THR.double() - expected)[written].norm() / expected[written].norm()
         assert error < BOUNDS[self.shape.dtype]
 
-    def decode(self, min_chunk: int, extra_items: int) -> Tensor:
+    def decode(
+        self, min_chunk: int, extra_items: int, tiling: LatentTiling | None = None
+    ) -> Tensor:
         shape, call = self.shape, self.call()
         tiles = head_tiles(shape.heads)
         work = DecodeWork.make(
@@ -135,7 +138,7 @@ class Step:
         )
         num_rows = min(self.bucket, MAX_ROWS)
         plan_decode(self.inputs, work, PAGE_TOKENS, num_rows)
-        latent_decode_attention(call, work, num_rows)
+        latent_decode_attention(call, work, num_rows, tiling=tiling)
         return call.out_THD
 
     def chunks(self, all_rows: bool = False) -> Tensor:

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from services.compute.quantization.packed import Kind, Packed, halves
 
+MXFP4_GROUP = 32
+"""Its scales are powers of two, which bfloat16 has all of."""
+
 
 def random_packed(
     kind: Kind, num_out: int, num_in: int, group_size: int, zeros: bool, device: torch.device
@@ -21,10 +24,13 @@ def random_packed(
         codes = torch.randint(0, 16, (num_out, num_in), generator=generator, dtype=torch.uint8)
         codes = halves(codes)
     scales = (torch.rand(num_out, num_groups, generator=generator) + 0.5) / 64
+    dtype = torch.float16
+    if kind == "fp4" and group_size == MXFP4_GROUP:
+        scales, dtype = scales.log2().round().exp2(), torch.bfloat16
     offsets = None
     if zeros:
         offsets = torch.randint(-8, 8, (num_out, num_groups), generator=generator).to(device).half()
-    return Packed(kind, codes.to(device), scales.to(device, torch.float16), offsets)
+    return Packed(kind, codes.to(device), scales.to(device, dtype), offsets)
 
 
 def assert_rounded_once(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

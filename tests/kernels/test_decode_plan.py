@@ -8,7 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.compute.kernels.decode_plan import CHUNK, ROW, SIZE, DecodeWork, plan_decode
+from services.compute.kernels.decode_plan import (
+    CHUNK,
+    LONG_CHUNK,
+    ROW,
+    SIZE,
+    DecodeWork,
+    plan_decode,
+)
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 from tests.cases import num_cases
 
@@ -23,9 +30,9 @@ def test_rows_a_little_longer_than_a_power_of_two_are_cut_in_equal_parts(
     device: torch.device,
 ) -> None:
     lengths = [32_768 + 20 * row for row in range(16)]
-    work = DecodeWork.make(16, 8, 4, 16, device=device)  # room for two parts of each row
+    work = DecodeWork.make(16, 8, 4, 16, device=device)  # room for four parts of each row
     plan_decode(inputs_of(lengths, 16, device), work, 16, 16)
-    assert planned(work) == cut(lengths, 18_432)
+    assert planned(work) == cut(lengths, 9_216)
 
 
 def cut(lengths: list[int], size: int) -> dict[tuple[int, int], tuple[int, int]]:
@@ -59,6 +66,13 @@ def size_of(work: DecodeWork) -> int:
     return sizes.pop() if len(sizes) == 1 else 64
 
 
+def limit_of(work: DecodeWork, lengths: list[int], window: int = 200_000) -> int:
+    """Items of a step with these rows; more of them where chunks would be long."""
+    few = len(lengths) + work.extra_items
+    is_long = sum(min(length, window) for length in lengths) > few * LONG_CHUNK.value
+    return work.item_limit(len(lengths)) if is_long else few
+
+
 def is_as_fine_as_it_may_be(size: int, count: Callable[[int], int], limit: int) -> bool:
     """Whether the items are enough for chunks of this size, and for none of the next finer one."""
     finest = max(64, (1 << (size - 1).bit_length()) // 16)
@@ -84,7 +98,7 @@ def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
 ) -> None:
     work = DecodeWork.make(50, kv_heads, 1, 16, device=device)
     bucket = len(lengths) + spare
-    limit = work.item_limit(len(lengths))  # whatever the bucket
+    limit = limit_of(work, lengths)  # whatever the bucket
     plan_decode(inputs_of(lengths, 50, device), work, 16, bucket)
     size = size_of(work)
     assert is_as_fine_as_it_may_be(size, lambda size: len(cut(lengths, size)), limit)
@@ -106,7 +120,9 @@ def test_a_plan_of_a_window_has_the_chunks_that_it_reaches(
     plan_decode(inputs_of(lengths, 50, device), work, 16, len(lengths) + spare)
     size = size_of(work)
     assert is_as_fine_as_it_may_be(
-        size, lambda size: len(cut_window(lengths, size, window)), work.item_limit(len(lengths))
+        size,
+        lambda size: len(cut_window(lengths, size, window)),
+        limit_of(work, lengths, window),
     )
     items = work.items[: int(work.num_items)].tolist()
     found = {(row, chunk): first + chunk for row, _, chunk, _, _, first in (i[:6] for i in items)}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal, TypeAlias
 
 import pytest
 import torch
+from torch import Tensor
 
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.routing import Routing
@@ -18,13 +20,26 @@ from services.compute.layers.products import InvariantProduct, ProductByRows
 from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import KernelLinears, Linear, LinearMaker
 from services.compute.quantization.at_load import Quantization, quantized
-from services.compute.quantization.packed import Weight
+from services.compute.quantization.packed import Packed, Weight
 
-NUM_EXPERTS, HIDDEN, INNER, MAX_TOKENS = 4, 64, 32, 20
+NUM_EXPERTS, HIDDEN, INNER, MAX_TOKENS = 4, 256, 256, 20  # rows of two groups of 128 may be codes
 DTYPE = torch.bfloat16
 
 
-def mixture(make: LinearMaker, kind: Quantization | None, device: torch.device) -> Experts:
+Kind: TypeAlias = Quantization | Literal["fp8 by 128"] | None
+
+
+def in_codes(weight: Tensor, kind: Kind) -> Weight:
+    if kind is None:
+        return weight
+    if kind != "fp8 by 128":
+        return quantized(weight, kind)
+    scales = torch.full((len(weight), weight.shape[1] // 128), 2.0**-10, device=weight.device)
+    codes = (weight.float() * 2.0**10).to(torch.float8_e4m3fn)
+    return Packed("fp8", codes, scales, inputs_8bit=True)
+
+
+def mixture(make: LinearMaker, kind: Kind, device: torch.device) -> Experts:
     """With all that there may be; of the same weights for any maker."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(7))
 
@@ -32,7 +47,7 @@ def mixture(make: LinearMaker, kind: Quantization | None, device: torch.device) 
         weights: list[Weight] = []
         for _ in range(NUM_EXPERTS):
             weight = (draw(num_out, num_in) * num_in**-0.5).to(device, DTYPE)
-            weights.append(weight if kind is None else quantized(weight, kind))
+            weights.append(in_codes(weight, kind))
         bias_XO = draw(NUM_EXPERTS, num_out).to(device, DTYPE)
         return make.experts(iter(weights), NUM_EXPERTS, bias_XO)
 
@@ -49,11 +64,11 @@ def mixture(make: LinearMaker, kind: Quantization | None, device: torch.device) 
     )
 
 
-@pytest.mark.parametrize("kind", [None, "fp8", "int4"])
+@pytest.mark.parametrize("kind", [None, "fp8", "fp8 by 128", "int4"])
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, MAX_TOKENS])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_experts_of_a_gpu_say_what_those_of_the_cpu_say(
-    invariant: bool, num_tokens: int, kind: Quantization | None, device: torch.device
+    invariant: bool, num_tokens: int, kind: Kind, device: torch.device
 ) -> None:
     """In memory that the largest step has left, and in place of what the shared one has made."""
     x_TE = torch.randn(MAX_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(1)).to(DTYPE)
@@ -73,7 +88,11 @@ def test_experts_of_a_gpu_say_what_those_of_the_cpu_say(
         out_TE.copy_(shared_TE)
         some_TE = out_TE[:count]
         product(x_TE[:count].to(device), ours, some_TE, some_TE, scratch)
-    torch.testing.assert_close(out_TE[:num_tokens].cpu(), expected_TE, rtol=0.05, atol=0.15)
+    rounds_rows = (
+        kind in ("fp8", "fp8 by 128") and num_tokens > 2 and not invariant
+    )  # to 3 bits behind the first
+    atol = 0.4 if rounds_rows else 0.15
+    torch.testing.assert_close(out_TE[:num_tokens].cpu(), expected_TE, rtol=0.05, atol=atol)
 
 
 def test_a_router_keeps_what_rounding_would_change() -> None:

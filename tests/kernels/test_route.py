@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.route import Counting, Router, route_few_rows, route_rows
+from services.compute.kernels.route import Counting, Logits, Router, route_few_rows, route_rows
+from services.compute.kernels.router_logits import num_shares, router_logits
 from services.compute.kernels.routing import Routing, route
 
 ROUTINGS = {
@@ -37,7 +38,7 @@ def test_rows_go_where_the_rule_says(
         bias = torch.randn(routing.num_experts, device=device).round() / 4
     weights = torch.full((6, routing.top_k), torch.nan, device=device)
     experts = torch.full((6, routing.top_k), -1, device=device, dtype=torch.int32)
-    route_rows(logits, routing, bias, weights, experts)
+    route_rows(Logits(logits[None]), routing, bias, weights, experts)
     expected_weights, expected = route(logits, routing, bias)
     assert torch.equal(experts, expected)
     torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-7, equal_nan=True)
@@ -53,7 +54,7 @@ def test_rows_are_counted_by_expert_and_padding_goes_where_the_first_goes(
     experts = torch.empty(9, routing.top_k, device=device, dtype=torch.int32)
     before = torch.arange(routing.num_experts, device=device) << 40
     counting = Counting(before.clone(), torch.tensor([num_real], device=device, dtype=torch.int32))
-    route_rows(logits, routing, None, weights, experts, counting=counting)
+    route_rows(Logits(logits[None]), routing, None, weights, experts, counting=counting)
     expected = experts[:num_real].flatten().bincount(minlength=routing.num_experts)
     assert torch.equal(counting.tokens_X - before, expected)
     of_padding = logits.clone()
@@ -80,3 +81,23 @@ def test_the_routers_product_is_in_the_launch_of_very_few_rows(
         expected_weights, expected = route(logits, routing)
         assert torch.equal(experts, expected)
         torch.testing.assert_close(weights, expected_weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("num_rows", "width"), [(5, 40), (18, 1160)])
+def test_parts_of_logits_are_added_up_with_the_routers_bias(
+    num_rows: int, width: int, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    routing = Routing(6, 2)
+    x = torch.randn(num_rows, width, device=device).bfloat16()
+    weight = torch.randn(6, width, device=device).bfloat16()
+    bias = torch.randn(6, device=device).bfloat16()
+    parts = torch.full((num_shares(width), num_rows, 6), torch.nan, device=device)
+    router_logits(x, weight, parts)
+    weights = torch.empty(num_rows, 2, device=device)
+    experts = torch.empty(num_rows, 2, device=device, dtype=torch.int32)
+    route_rows(Logits(parts, bias), routing, None, weights, experts)
+    logits = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
+    expected_weights, expected = route(logits, routing)
+    assert torch.equal(experts, expected)
+    torch.testing.assert_close(weights, expected_weights, rtol=1e-4, atol=1e-6)

@@ -22,7 +22,7 @@ from services.compute.kernels.packed_matmul import PackedConfig
 from services.compute.kernels.quantized_matmul_config import QuantizedConfig
 from services.compute.kernels.skinny_matmul_config import SkinnyConfig
 
-FORMAT = 1
+FORMAT = 2
 """Raised with every change of a kernel after which other constants may be best: a machine's own
 file of another number is measured anew."""
 
@@ -34,6 +34,8 @@ CONFIGS: Mapping[str, type[Any]] = {
     "packed_matmul": PackedConfig,
     "expert_gate_up": ExpertConfig,
     "expert_down": ExpertConfig,
+    "quantized_gate_up": ExpertConfig,
+    "quantized_down": ExpertConfig,
 }
 """The constants of each kernel."""
 

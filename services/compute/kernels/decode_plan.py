@@ -38,6 +38,13 @@ EXTRA_PROGRAMS = 132
 multiprocessors. Twice as many took 16.7 µs instead of 12.0 for one row of 4096 tokens, 132.8
 instead of 126.8 for 256 rows (8B's shape)."""
 
+LONG_CHUNK = tl.constexpr(1024)
+LONG_SHARE = tl.constexpr(3)
+"""Where chunks would be longer than this, there may be so many times the extra programs: they hide
+one another's waits, and merging is little beside them. 16 rows of 33,000 tokens took 560 µs in
+bfloat16 and 380 in FP8, and take 499 and 291; one such row 58, and 43 with twice as many. Four
+times as many do not run at once: 613 and 333."""
+
 TILE_TOKENS = 64
 TILE_BYTES = 8 << 10
 """Keys of a tile at most: with as many of values and three stages, six programs fit a
@@ -82,7 +89,7 @@ class DecodeWork:
     partial_stats: Tensor  # float32 [2, I, K, G], a chunk's greatest score (base 2) and its sum
     arrivals_RK: Tensor  # int32, chunks of a row and head that are done; zero between launches
     max_rows: int
-    extra_items: int  # that a step may have beyond one for each row
+    extra_items: int  # that a step may have beyond one for each row, if its chunks are short
     min_chunk: int
     tiling: DecodeTiling | None
     window: int = 0  # of the layers that this is planned for; 0: all before a query
@@ -101,7 +108,7 @@ class DecodeWork:
     ) -> DecodeWork:
         """Buffers for up to max_rows rows of any length, whose chunks share the items."""
         extra_items = -(-extra_programs // num_kv_heads)
-        items = max_rows + extra_items
+        items = max_rows + LONG_SHARE.value * extra_items
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -130,7 +137,7 @@ class DecodeWork:
 
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
-        return num_rows + self.extra_items
+        return num_rows + int(LONG_SHARE.value) * self.extra_items
 
 
 def padded(size: int) -> int:
@@ -220,6 +227,8 @@ def _plan_kernel(
     item_limit = num_decode_rows + extra_items
     from_R = _first_seen(last_R + 1, window)
     num_positions = tl.sum(last_R + 1 - from_R)
+    if num_positions > item_limit * LONG_CHUNK:
+        item_limit = num_decode_rows + LONG_SHARE * extra_items
     size = num_rows * 0 + MIN_SIZE
     while num_positions // size > item_limit:  # no use in counting these
         size *= 2

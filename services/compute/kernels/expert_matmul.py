@@ -19,16 +19,16 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.activations import gated_rounded
-from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack
+from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack, can_step
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.packed_codes import inputs_of
 from services.compute.kernels.sort_experts import ExpertOrder
 from services.compute.kernels.weight_tiles import (
-    STEP_INPUTS,
     WeightForm,
-    add_step,
+    add_products,
     can_multiply,
     finished,
+    row_operand,
+    step_weights,
     weight_operands,
 )
 from services.compute.quantization.packed import Packed
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from services.compute.layers.parts import Gating
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
+@triton.jit(do_not_specialize=["num_tiles"])
 def _expert_kernel(
-    x_ptr, code_desc, scale_desc, zero_desc, code_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
-    order_ptr, tile_ptr, num_rows, num_tiles,
+    x_desc, x_ptr, code_desc, scale_desc, zero_desc, code_ptr, scale_ptr, zero_ptr, bias_ptr,
+    out_ptr, order_ptr, tile_ptr, num_tiles,
     NUM_OUT: tl.constexpr,  # of an expert; of gates, with a gating
     NUM_IN: tl.constexpr,
-    K: tl.constexpr,  # 0: rows are pairs in order, and go to their places
+    K: tl.constexpr,  # 0: rows are pairs in order
     FORM: tl.constexpr,
     GATING: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -55,7 +55,11 @@ def _expert_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    HALVES: tl.constexpr = FORM[1]
+    # Gates and ups are one product, but for weights that tensor cores read where they were copied
+    # to.
+    TOGETHER: tl.constexpr = GATING is not None and FORM[0] is not None
+    PARTS: tl.constexpr = 2 if TOGETHER else 1
+    ROWS: tl.constexpr = PARTS * BLOCK_O
     SUMS_X: tl.constexpr = FORM[3] and (FORM[2] == 1 or FORM[2] * BLOCK_I <= NUM_IN)
     OF_STEPS: tl.constexpr = FORM[2] > 1  # sums of x
     tile = tl.program_id(1)
@@ -72,53 +76,56 @@ def _expert_kernel(
         pair_T = r
         if order_ptr is not None:
             pair_T = tl.load(order_ptr + r, mask=is_row_T, other=0)
-        in_row_T = r
-        out_row_T = pair_T
-        if K > 0:
-            in_row_T = pair_T // K
-            out_row_T = r
+        in_row_T = pair_T // K if K > 0 else r
+        out_row_T = pair_T if GATING is None else r
         first_o = tl.program_id(0) * BLOCK_O
-        o = first_o + tl.arange(0, BLOCK_O)
-        first_row = expert * NUM_OUT
+        slab = expert
         if GATING is not None:
-            first_row = expert * (2 * NUM_OUT)
-        i = inputs_of(tl.arange(0, BLOCK_I // 2 if HALVES else BLOCK_I), HALVES)
+            slab = 2 * expert
+        i = tl.arange(0, BLOCK_I)
         x_ptrs = x_ptr + in_row_T.to(tl.int64)[:, None] * NUM_IN + i[None, :]
 
-        total = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
+        total = tl.zeros((ROWS, BLOCK_T), dtype=tl.float32)
         up_total = total
         x_sum_T = tl.zeros((BLOCK_T,), dtype=tl.float32)
         for step in tl.range(0, (NUM_IN + BLOCK_I - 1) // BLOCK_I, num_stages=STAGES):
+            w_OI, scale_OG, zero_OG = step_weights(
+                code_desc, scale_desc, zero_desc, code_ptr, scale_ptr, zero_ptr, slab, first_o,
+                step, x_ptr.dtype.element_ty, ROWS, NUM_OUT, NUM_IN, BLOCK_I, PARTS, FORM,
+            )  # fmt: skip
             start = step * BLOCK_I
-            inside = is_row_T[:, None]
-            if NUM_IN % BLOCK_I != 0:
-                inside = inside & (start + i < NUM_IN)[None, :]
-            x_TI = tl.load(x_ptrs + start, mask=inside, other=0.0)
-            upper_TI = x_TI
-            if HALVES:  # whole blocks of 32 inputs are in, or out
-                upper_TI = tl.load(x_ptrs + start + 16, mask=inside, other=0.0)
+            if x_desc is not None:
+                x_TI = x_desc.load([first, start])
+            else:
+                inside = is_row_T[:, None]
+                if NUM_IN % BLOCK_I != 0:
+                    inside = inside & (start + i < NUM_IN)[None, :]
+                x_TI = tl.load(x_ptrs + start, mask=inside, other=0.0)
             if SUMS_X:
                 step_sum_T = tl.sum(x_TI.to(tl.float32), axis=1)
-                if HALVES:
-                    step_sum_T += tl.sum(upper_TI.to(tl.float32), axis=1)
                 x_sum_T = step_sum_T if OF_STEPS else x_sum_T + step_sum_T
-            total = add_step(
-                total, x_TI, upper_TI, x_sum_T, code_desc, scale_desc, zero_desc, code_ptr,
-                scale_ptr, zero_ptr, first_row + first_o, num_rows, step, NUM_IN, BLOCK_I, FORM,
-            )  # fmt: skip
-            if GATING is not None:
-                up_total = add_step(
-                    up_total, x_TI, upper_TI, x_sum_T, code_desc, scale_desc, zero_desc, code_ptr,
-                    scale_ptr, zero_ptr, first_row + NUM_OUT + first_o, num_rows, step, NUM_IN,
-                    BLOCK_I, FORM,
+            total = add_products(total, w_OI, scale_OG, zero_OG, x_TI, x_sum_T, FORM)
+            if GATING is not None and not TOGETHER:
+                w_OI, scale_OG, zero_OG = step_weights(
+                    code_desc, scale_desc, zero_desc, code_ptr, scale_ptr, zero_ptr, slab + 1,
+                    first_o, step, x_ptr.dtype.element_ty, ROWS, NUM_OUT, NUM_IN, BLOCK_I, PARTS,
+                    FORM,
                 )  # fmt: skip
-        row_O = first_row + tl.minimum(o, NUM_OUT - 1)
-        total = finished(total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, row_O, FORM)
+                up_total = add_products(up_total, w_OI, scale_OG, zero_OG, x_TI, x_sum_T, FORM)
+        total = finished(
+            total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, slab, first_o, NUM_OUT, PARTS, FORM
+        )
         if GATING is not None:
-            up_total = finished(
-                up_total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, row_O + NUM_OUT, FORM
-            )
+            if TOGETHER:
+                both = tl.reshape(total, (2, BLOCK_O, BLOCK_T))
+                total, up_total = tl.split(tl.permute(both, (1, 2, 0)))
+            else:
+                up_total = finished(
+                    up_total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, slab + 1, first_o, NUM_OUT,
+                    PARTS, FORM,
+                )  # fmt: skip
             total = gated_rounded(total, up_total, GATING, x_ptr.dtype.element_ty)
+        o = first_o + tl.arange(0, BLOCK_O)
         pointers = out_ptr + out_row_T.to(tl.int64)[:, None] * NUM_OUT + o[None, :]
         inside = is_row_T[:, None] & (o < NUM_OUT)[None, :]
         tl.store(pointers, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
@@ -173,16 +180,20 @@ def _launch(
     assert can_multiply(weight) and x.shape[1] == stack.num_in
     assert x.is_contiguous() and out.is_contiguous()
     assert config.block_rows == order.block_rows and order.num_experts == stack.num_experts
-    assert config.block_in == STEP_INPUTS or not isinstance(weight, Packed)
+    assert can_step(weight, config.block_in)
     num_tiles = order.tiles_3N.shape[1]
+    parts = 2 if gating is not None and isinstance(weight, Packed) else 1
+    num_slabs = weight.shape[0] // num_out
+    # Rows of codes' products are copied as these are, if they follow one another.
+    copied = isinstance(weight, Packed) and not top_k
     _expert_kernel[(triton.cdiv(num_out, config.block_out), num_tiles)](
+        row_operand(x, config.block_rows, config.block_in) if copied else None,
         x,
-        *weight_operands(weight, config.block_out, config.block_in),
+        *weight_operands(weight, num_slabs, parts, config.block_out, config.block_in),
         stack.bias_XO,
         out,
         order.order_R,
         order.tiles_3N,
-        weight.shape[0],
         num_tiles,
         NUM_OUT=num_out,
         NUM_IN=stack.num_in,
@@ -194,5 +205,6 @@ def _launch(
         BLOCK_I=config.block_in,
         STAGES=config.num_stages,
         num_warps=config.num_warps,
+        maxnreg=config.max_registers,
         **dependent_launch(pdl, out),
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Key, Options, packed_form
+from services.compute.kernels.expert_quads import has_quads
 from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
@@ -17,6 +18,9 @@ from services.compute.quantization.packed import Packed, Weight
 
 MAX_PAIR_TOKENS = 2
 """Of more, too many have experts in common: sorting takes less than reading those again."""
+
+MAX_QUAD_TOKENS = 4
+"""The same of codes of 4 bits, which without an order take two launches less."""
 
 MAX_BLOCK_ROWS = 128
 INVARIANT_BLOCK_ROWS = 64
@@ -26,6 +30,12 @@ FLOAT32_BLOCK_ROWS = 16
 """Products in float32 are no tensor cores' work: of more rows there are not registers enough."""
 
 MAX_STAGES = 6
+
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
+
+STEP_INPUTS = 128
+"""Of packed weights, mostly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +65,14 @@ class ExpertConfig:
     block_in: int  # inputs of a step
     num_warps: int = 4
     num_stages: int = 4
+    programs: int = 1  # of a multiprocessor that there are registers for
+
+    @property
+    def max_registers(self) -> int | None:
+        """Of a thread, in multiples of 8; None: as many as it takes."""
+        if self.programs == 1:
+            return None
+        return min(255, REGISTERS // (32 * self.num_warps * self.programs) // 8 * 8)
 
 
 Way: TypeAlias = Literal["row", "pair", "tile"]
@@ -62,25 +80,31 @@ Way: TypeAlias = Literal["row", "pair", "tile"]
 
 
 def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
-    """How so many tokens meet their experts. Two codes in a byte are decoded as fast as they are
-    read only for tensor cores. Where a row's result may not follow from how many there are, all
-    go by tiles."""
-    if invariant or num_tokens > MAX_PAIR_TOKENS:
+    """How so many tokens meet their experts. Where a row's result may not follow from how many
+    there are, all go by tiles."""
+    weight = stack.weight
+    if invariant:
         return "tile"
-    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    if isinstance(weight, Packed) and has_quads(weight):
+        return "row" if num_tokens <= MAX_QUAD_TOKENS else "tile"
+    if num_tokens > MAX_PAIR_TOKENS:
+        return "tile"
+    has_halves = isinstance(weight, Packed) and weight.has_halves
     return "row" if num_tokens == 1 and not has_halves else "pair"
 
 
 def block_rows(
-    num_pairs: int, num_experts: int, dtype: torch.dtype, *, invariant: bool = False
+    num_pairs: int, stack: ExpertStack, dtype: torch.dtype, *, invariant: bool = False
 ) -> int:
-    """Rows of a tile: about as many as an expert has, so that few weights are read again."""
+    """Rows of a tile: about as many as an expert has, so that few weights are read again. What is
+    decoded for each tile should be so once for nearly all experts: of codes half as many more."""
     if dtype == torch.float32:
         return FLOAT32_BLOCK_ROWS
     if invariant:
         return INVARIANT_BLOCK_ROWS
-    rows = 1 << (-(-num_pairs // num_experts) - 1).bit_length()
-    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows))
+    mean = -(-num_pairs // stack.num_experts)
+    rows = mean + mean // 2 if isinstance(stack.weight, Packed) else mean
+    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, 1 << (rows - 1).bit_length()))
 
 
 def expert_config(
@@ -90,7 +114,8 @@ def expert_config(
     if dtype == torch.float32:
         block_in = _block_in(stack, rows) if isinstance(stack.weight, Packed) else 32
         return ExpertConfig(rows, 32, block_in, num_stages=2)
-    block_out = 64 if gated or rows < MAX_BLOCK_ROWS else 128
+    is_wide = isinstance(stack.weight, Packed) or rows >= MAX_BLOCK_ROWS
+    block_out = 128 if is_wide and not gated else 64
     num_warps = 8 if rows >= 128 else 4
     config = ExpertConfig(rows, block_out, _block_in(stack, rows), num_warps)
     return _staged(config, stack, gated)
@@ -99,6 +124,14 @@ def expert_config(
 def _block_in(stack: ExpertStack, rows: int) -> int:
     """Of codes always 128: those of groups are a step's."""
     return 128 if isinstance(stack.weight, Packed) or rows <= 32 else 64
+
+
+def can_step(weight: Weight, block_in: int) -> bool:
+    """Whether steps of so many inputs are of whole groups, or groups are of whole steps."""
+    if not isinstance(weight, Packed) or block_in == STEP_INPUTS:
+        return True
+    is_fp4 = weight.kind == "fp4" and weight.group_size < STEP_INPUTS
+    return block_in % STEP_INPUTS == 0 and (is_fp4 or weight.scales_OG.shape[1] == 1)
 
 
 def expert_options(
@@ -121,11 +154,14 @@ def _neighbours(config: ExpertConfig, stack: ExpertStack, gated: bool) -> list[E
         replace(config, block_out=config.block_out // 2),
         replace(config, num_warps=12 - config.num_warps),
     ]
-    if not isinstance(stack.weight, Packed):
+    if isinstance(stack.weight, Packed):
+        found.append(replace(config, block_in=2 * STEP_INPUTS))
+    else:
         found.append(replace(config, block_in=192 - config.block_in))
     staged = [_staged(each, stack, gated) for each in found]
     fewer = replace(config, num_stages=max(2, config.num_stages - 1))
-    return [each for each in (*staged, fewer) if _is_valid(each, stack, gated)]
+    more = replace(config, num_stages=config.num_stages + 2)
+    return [each for each in (*staged, fewer, more) if _is_valid(each, stack, gated)]
 
 
 def stage_bytes(config: ExpertConfig, stack: ExpertStack, *, gated: bool) -> int:
@@ -139,10 +175,25 @@ def stage_bytes(config: ExpertConfig, stack: ExpertStack, *, gated: bool) -> int
 
 
 def _staged(config: ExpertConfig, stack: ExpertStack, gated: bool) -> ExpertConfig:
-    """Two programs a multiprocessor, so that one computes while the other begins or ends."""
-    room = SHARED_BYTES // 2 - RESERVED_BYTES
+    """Some programs a multiprocessor, so that one computes while others begin, end or wait."""
+    programs = _programs(config, stack, gated)
+    room = SHARED_BYTES // programs - RESERVED_BYTES
     stages = room // stage_bytes(config, stack, gated=gated)
-    return replace(config, num_stages=max(2, min(MAX_STAGES, stages)))
+    limited = isinstance(stack.weight, Packed) and stack.weight.kind == "fp4"
+    return replace(
+        config,
+        num_stages=max(2, min(MAX_STAGES, stages)),
+        programs=programs if limited and programs > 2 else 1,
+    )
+
+
+def _programs(config: ExpertConfig, stack: ExpertStack, gated: bool) -> int:
+    """Where two codes in a byte are decoded, as many as there are registers for."""
+    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    outputs = config.block_out * (2 if gated else 1)
+    if not has_halves or config.num_warps > 4 or config.block_rows > 64 or outputs > 128:
+        return 2
+    return 4 if config.block_rows <= 32 and config.block_in == STEP_INPUTS else 3
 
 
 def _is_valid(config: ExpertConfig, stack: ExpertStack, gated: bool) -> bool:
@@ -150,6 +201,7 @@ def _is_valid(config: ExpertConfig, stack: ExpertStack, gated: bool) -> bool:
     staged = config.num_stages * stage_bytes(config, stack, gated=gated)
     return (
         32 <= config.block_out <= 256
+        and can_step(stack.weight, config.block_in)
         and (config.num_warps == 4 or config.block_out >= 64)
         and sums <= 128 * 32 * config.num_warps
         and staged <= SHARED_BYTES - RESERVED_BYTES

@@ -3,6 +3,7 @@
 A program of the first product has a pair and some gates of its expert; one of the second has some
 outputs of a token, and adds up what all of its experts make of it, in the order of choice. So there
 are two launches. Weights that two tokens share are read twice, the second time from the L2 cache.
+Codes of 4 bits meet integers instead (expert_quads.py).
 
 Shape legend: T tokens, K experts of a token, R = T * K pairs, X experts, E hidden width, F inner
 width, I inputs, O outputs.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +22,12 @@ from torch import Tensor
 from services.compute.kernels.activations import gated_rounded
 from services.compute.kernels.combine_experts import SharedRows, add_shared
 from services.compute.kernels.expert_matmul_config import ExpertStack
+from services.compute.kernels.expert_quads import (
+    QUAD,
+    has_quads,
+    quad_down_kernel,
+    quad_gate_up_kernel,
+)
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.packed_codes import kernel_kind
 from services.compute.kernels.packed_matvec import HALF, packed_sums, unit_inputs
@@ -36,9 +44,23 @@ class ExpertRowConfig:
     rows: int  # outputs of a program; of gates, where there are gates
     step_inputs: int
     num_warps: int = 4
+    max_registers: int | None = None  # of a thread, with codes of 4 bits
+
+
+WARP_QUADS = 32
+QUAD_REGISTERS = 168
+"""Of a thread: twelve warps fit a multiprocessor."""
 
 
 def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
+    if isinstance(stack.weight, Packed) and has_quads(stack.weight):
+        count = stack.num_in // QUAD
+        quads = next((q for q in (32, 16, 8) if -(-count // q) * q * 8 <= count * 9), WARP_QUADS)
+        if gated:
+            return ExpertRowConfig(8, quads * QUAD, 1, QUAD_REGISTERS)
+        return ExpertRowConfig(8, quads * QUAD, 4)
+    if not gated and not isinstance(stack.weight, Packed):  # a warp has a row
+        return ExpertRowConfig(4, min(256, triton.next_power_of_2(stack.num_in)))
     step = min(2048, triton.next_power_of_2(stack.num_in))
     if stack.num_in % step and step > 512:  # padding would be loads of nothing
         step = 512
@@ -46,38 +68,40 @@ def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
 
 
 @triton.jit
-def _plain_sums(
-    x_ptr, w_ptr, o_R, o_in, NUM_IN: tl.constexpr, BLOCK_I: tl.constexpr, EVEN: tl.constexpr
-):
-    """Products [R] in float32 of one input with these rows."""
+def _add_plain(
+    y_RI, x_ptr, w_ptr, o_R, o_in, factor, NUM_IN: tl.constexpr, BLOCK_I: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """The products of one input with these rows, times a factor: not added up yet. As volatile ones
+    loads begin at once; the compiler would put each where it is waited for, to save registers."""
     row_R = w_ptr + o_R.to(tl.int64) * NUM_IN
-    y_RI = tl.zeros((o_R.shape[0], BLOCK_I), dtype=tl.float32)
     for start in tl.static_range(0, NUM_IN, BLOCK_I):
         i = start + tl.arange(0, BLOCK_I)
         pointers = row_R[:, None] + i[None, :]
         if EVEN and NUM_IN % BLOCK_I == 0:
-            w = tl.load(pointers, eviction_policy="evict_first")
+            w = tl.load(pointers, volatile=True)
         else:
-            w = tl.load(pointers, mask=o_in[:, None] & (i < NUM_IN)[None, :], other=0.0)
-        x = tl.load(x_ptr + i, mask=i < NUM_IN, other=0.0).to(tl.float32)
-        y_RI += w.to(tl.float32) * x[None, :]
-    return tl.sum(y_RI, axis=1)
+            inside = o_in[:, None] & (i < NUM_IN)[None, :]
+            w = tl.load(pointers, mask=inside, other=0.0, volatile=True)
+        # Asked for by all who need it: else it would go through shared memory.
+        i_RI = tl.zeros(y_RI.shape, dtype=tl.int32) + i[None, :]
+        x = tl.load(x_ptr + i_RI, mask=i_RI < NUM_IN, other=0.0).to(tl.float32)
+        if factor is not None:
+            x *= factor
+        y_RI += w.to(tl.float32) * x
+    return y_RI
 
 
 @triton.jit
-def _sums(
+def _code_sums(
     x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN: tl.constexpr, EVEN: tl.constexpr,
     UNIT_BYTES: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    if FORM is None:
-        y_R = _plain_sums(x_ptr, code_ptr, o_R, o_in, NUM_IN, UNIT_BYTES * UNITS, EVEN)
-    else:
-        KIND: tl.constexpr = FORM[3]  # Triton 3.6 passes a text on as one of these alone
-        y_R = packed_sums(
-            x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN, FORM[0], FORM[1], FORM[2],
-            KIND, FORM[4], FORM[5], FORM[6], UNITS, UNIT_BYTES, EVEN,
-        )  # fmt: skip
-    return y_R
+    KIND: tl.constexpr = FORM[3]  # Triton 3.6 passes a text on as one of these alone
+    return packed_sums(
+        x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN, FORM[0], FORM[1], FORM[2],
+        KIND, FORM[4], FORM[5], FORM[6], UNITS, UNIT_BYTES, EVEN,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -104,12 +128,20 @@ def _gate_up_kernel(
     gate_R = tl.load(expert_ptr + pair) * (2 * NUM_OUT) + o_R
     up_R = gate_R + NUM_OUT
     x_row = x_ptr + (pair // K).to(tl.int64) * NUM_IN
-    gate = _sums(
-        x_row, code_ptr, scale_ptr, zero_ptr, gate_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS, FORM
-    )
-    up = _sums(
-        x_row, code_ptr, scale_ptr, zero_ptr, up_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS, FORM
-    )
+    if FORM is None:  # the loads of both begin before any sum
+        y_RI = tl.zeros((ROWS, UNIT_BYTES), dtype=tl.float32)
+        gate_RI = _add_plain(y_RI, x_row, code_ptr, gate_R, o_in, None, NUM_IN, UNIT_BYTES, EVEN)
+        up_RI = _add_plain(y_RI, x_row, code_ptr, up_R, o_in, None, NUM_IN, UNIT_BYTES, EVEN)
+        gate = tl.sum(gate_RI, axis=1)
+        up = tl.sum(up_RI, axis=1)
+    else:
+        gate = _code_sums(
+            x_row, code_ptr, scale_ptr, zero_ptr, gate_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS,
+            FORM,
+        )  # fmt: skip
+        up = _code_sums(
+            x_row, code_ptr, scale_ptr, zero_ptr, up_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS, FORM
+        )
     gate = _add_bias(gate, bias_ptr, gate_R, o_in)
     up = _add_bias(up, bias_ptr, up_R, o_in)
     y_R = gated_rounded(gate, up, GATING, x_ptr.dtype.element_ty)
@@ -132,14 +164,23 @@ def _down_kernel(
     o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_in = o_R < NUM_OUT
     total_R = tl.zeros((ROWS,), dtype=tl.float32)
+    y_RI = tl.zeros((ROWS, UNIT_BYTES), dtype=tl.float32)
     for rank in tl.static_range(K):
         pair = token * K + rank
         row_R = tl.load(expert_ptr + pair) * NUM_OUT + o_R
         x_row = x_ptr + pair.to(tl.int64) * NUM_IN
-        y_R = _sums(
-            x_row, code_ptr, scale_ptr, zero_ptr, row_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS, FORM
-        )
-        total_R += _add_bias(y_R, bias_ptr, row_R, o_in) * tl.load(weight_ptr + pair)
+        weight = tl.load(weight_ptr + pair)
+        y_R = tl.zeros((ROWS,), dtype=tl.float32)
+        if FORM is None:  # all experts' loads begin before any sum
+            y_RI = _add_plain(y_RI, x_row, code_ptr, row_R, o_in, weight, NUM_IN, UNIT_BYTES, EVEN)
+        else:
+            y_R = _code_sums(
+                x_row, code_ptr, scale_ptr, zero_ptr, row_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS,
+                FORM,
+            )  # fmt: skip
+        total_R += _add_bias(y_R, bias_ptr, row_R, o_in) * weight
+    if FORM is None:
+        total_R += tl.sum(y_RI, axis=1)
     total_R = add_shared(total_R, shared_ptr, gate_ptr, token, o_R, o_in, NUM_OUT)
     place = token.to(tl.int64) * NUM_OUT + o_R
     tl.store(out_ptr + place, total_R.to(out_ptr.dtype.element_ty), mask=o_in)
@@ -160,6 +201,19 @@ def expert_gate_up_rows(
     assert num_pairs == experts_TK.numel() and 2 * num_out == stack.num_out
     config = config or expert_row_config(stack, gated=True)
     assert x_TE.is_contiguous() and out_RF.is_contiguous() and experts_TK.is_contiguous()
+    if _in_integers(x_TE, stack):
+        quad_gate_up_kernel[(triton.cdiv(num_out, config.rows), num_pairs)](
+            x_TE.view(torch.int32),
+            experts_TK,
+            *_operands(stack, torch.int32),
+            out_RF,
+            NUM_OUT=num_out,
+            K=experts_TK.shape[1],
+            GATING=gating,
+            **_quad_constants(stack, config, x_TE),
+            **dependent_launch(pdl, out_RF),
+        )
+        return
     _gate_up_kernel[(triton.cdiv(num_out, config.rows), num_pairs)](
         x_TE,
         experts_TK,
@@ -191,6 +245,21 @@ def expert_down_rows(
     assert num_out == stack.num_out and len(inner_RF) == experts_TK.numel()
     config = config or expert_row_config(stack, gated=False)
     assert inner_RF.is_contiguous() and out_TE.is_contiguous()
+    if _in_integers(inner_RF, stack):
+        quad_down_kernel[(triton.cdiv(num_out, config.rows), num_tokens)](
+            inner_RF.view(torch.int32),
+            experts_TK,
+            weights_TK,
+            *_operands(stack, torch.int32),
+            *(shared or (None, None)),
+            out_TE,
+            NUM_OUT=num_out,
+            K=experts_TK.shape[1],
+            BLOCK_K=triton.next_power_of_2(experts_TK.shape[1]),
+            **_quad_constants(stack, config, inner_RF),
+            **dependent_launch(pdl, out_TE),
+        )
+        return
     _down_kernel[(triton.cdiv(num_out, config.rows), num_tokens)](
         inner_RF,
         experts_TK,
@@ -206,12 +275,35 @@ def expert_down_rows(
     )
 
 
-def _operands(stack: ExpertStack) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Numbers or codes, scales, zeros, and biases."""
+def _in_integers(x: Tensor, stack: ExpertStack) -> bool:
+    weight = stack.weight
+    return x.dtype == torch.bfloat16 and isinstance(weight, Packed) and has_quads(weight)
+
+
+def _quad_constants(stack: ExpertStack, config: ExpertRowConfig, x: Tensor) -> dict[str, Any]:
+    weight = stack.weight
+    assert isinstance(weight, Packed)
+    strides = weight.scales_OG.stride()
+    return {
+        "NUM_IN": stack.num_in,
+        "ROWS": config.rows,
+        "QUADS": config.step_inputs // QUAD,
+        "FORM": (weight.kind, weight.scales_OG.shape[1], *strides, weight.zeros_OG is not None),
+        "ASM": x.is_cuda,
+        "num_warps": config.num_warps,
+        "maxnreg": config.max_registers,
+    }
+
+
+def _operands(
+    stack: ExpertStack, words: torch.dtype | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Numbers or codes, as words if asked to; scales, zeros, and biases."""
     weight = stack.weight
     if not isinstance(weight, Packed):
         return weight, None, None, stack.bias_XO
-    return weight.loadable_OB, weight.scales_OG, weight.zeros_OG, stack.bias_XO
+    codes = weight.loadable_OB if words is None else weight.codes_OB.view(words)
+    return codes, weight.scales_OG, weight.zeros_OG, stack.bias_XO
 
 
 def _constants(stack: ExpertStack, config: ExpertRowConfig) -> dict[str, Any]:

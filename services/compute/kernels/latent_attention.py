@@ -65,12 +65,40 @@ def load_queries(
 
 
 @triton.jit
+def load_page_ids(
+    pages, position, end, PAGE: tl.constexpr, PAGES: tl.constexpr, IS_ALIGNED: tl.constexpr
+):
+    """Of the block at this position, one for each of its PAGES."""
+    if not IS_ALIGNED:
+        position = position // PAGE * PAGE
+    ids = ()
+    for place in tl.static_range(PAGES):
+        here = position + place * PAGE
+        ids = ids + (tl.load(pages + here // PAGE, mask=here < end, other=0),)  # type: ignore[assignment]
+    return ids
+
+
+@triton.jit
+def entry_offsets(
+    ids, at_N, PAGES: tl.constexpr, PAGE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Of positions that are counted from the first page of `ids`."""
+    at_N = at_N.to(tl.uint32)  # is divided by shifts alone
+    offset_N = at_N.to(tl.int64) * 0 + ids[0].to(tl.int64) * PAGE_STRIDE
+    for place in tl.static_range(1, PAGES):
+        here = ids[place].to(tl.int64) * PAGE_STRIDE
+        offset_N = tl.where(at_N // PAGE == place, here, offset_N)
+    return offset_N + (at_N % PAGE).to(tl.int32) * STRIDE
+
+
+@triton.jit
 def attend_latents(
     q_MR, q_MP, position_M, entries, scales, pages, start, end, scale_log2, dtype: tl.constexpr,
     R: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
     SCALE_STRIDE: tl.constexpr, ENTRY: tl.constexpr, ASM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WIDEN: tl.constexpr,
+    ROW_WARPS: tl.constexpr, CAUSAL: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Of the queries: the greatest scores, the weights' sums by column, and the mix. A CAUSAL one
     sees up to its position, others all from `start` to `end`.
@@ -82,19 +110,24 @@ def attend_latents(
     weight_dtype: tl.constexpr = tl.float16 if HALF else dtype
     r_R = tl.arange(0, BLOCK_R)
     p_P = tl.arange(0, BLOCK_P)
-    n_N = tl.arange(0, BLOCK_N)
+    IS_ALIGNED: tl.constexpr = BLOCK_N % PAGE == 0  # then blocks begin with a page
+    PAGES: tl.constexpr = BLOCK_N // PAGE if IS_ALIGNED else (BLOCK_N + PAGE - 2) // PAGE + 1
+    # What one warp copies are positions in turn: few pages, and rows at distances that are known.
+    n_N = tl.arange(0, BLOCK_N).to(tl.uint32)
+    n_N = (n_N % ROW_WARPS * (BLOCK_N // ROW_WARPS) + n_N // ROW_WARPS).to(tl.int32)
     top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     # Sums stay apart by column until the end: one reduction across warps less in each turn.
     sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     mix_MR = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
     # Page ids are one block ahead, in registers: were they loaded where they are used, Triton would
     # give half of its pipeline's depth to them.
-    page_N = tl.load(pages + (start + n_N) // PAGE, mask=start + n_N < end, other=0)
+    ids = load_page_ids(pages, start, end, PAGE, PAGES, IS_ALIGNED)
     for position in range(start, end, BLOCK_N):
         position_N = position + n_N
         # What lies beyond the context may be another sequence's NaN: it is not even loaded.
         real_N = position_N < end
-        offset_N = page_N.to(tl.int64) * PAGE_STRIDE + (position_N % PAGE) * (R + P)
+        at_N = n_N if IS_ALIGNED else position % PAGE + n_N
+        offset_N = entry_offsets(ids, at_N, PAGES, PAGE, PAGE_STRIDE, R + P)
         entry_N = entries + offset_N[:, None]
         c_NR = load_columns(entry_N + r_R[None, :], real_N, r_R, R, BLOCK_R)
         k_NP = load_columns(entry_N + R + p_P[None, :], real_N, p_P, P, BLOCK_P)
@@ -106,7 +139,7 @@ def attend_latents(
             k_NP = k_NP.to(tl.float32)
         score_MN = tl.dot(q_MP, tl.trans(k_NP), input_precision="ieee")
         if ENTRY is not None:
-            scale_at_N = page_N.to(tl.int64) * SCALE_STRIDE + position_N % PAGE
+            scale_at_N = entry_offsets(ids, at_N, PAGES, PAGE, SCALE_STRIDE, 1)
             c_scale_N, k_scale_N = load_scales(scales + scale_at_N, real_N)
             # Scales of values are in the weights, but the greatest weight is near 1 for any scales.
             number_N, log2_N, inverse_N = split_scales(c_scale_N)
@@ -132,9 +165,80 @@ def attend_latents(
         weight_MN = weight_MN.to(weight_dtype).to(c_NR.dtype)
         mix_MR = tl.dot(weight_MN, c_NR, acc=mix_MR, input_precision="ieee")
         top_M = new_top_M
-        next_N = position_N + BLOCK_N
-        page_N = tl.load(pages + next_N // PAGE, mask=next_N < end, other=0)
+        ids = load_page_ids(pages, position + BLOCK_N, end, PAGE, PAGES, IS_ALIGNED)
     return top_M, sum_MN, mix_MR
+
+
+@triton.jit
+def attend_latents_tall(
+    q_MR, q_MP, entries, scales, pages, start, end, scale_log2, dtype: tl.constexpr,
+    R: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr, ENTRY: tl.constexpr, ASM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    ROW_WARPS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """As attend_latents of queries that all see everything from `start` to `end`, but positions are
+    the rows of both products, and results come as [N, M] and [R, M].
+
+    Tensor cores take 64 rows at a time straight from shared memory, and 16 heads are no more than
+    their columns: where heads are the rows, every warp loads all entries' parts into registers.
+    """
+    WIDE: tl.constexpr = WIDEN or dtype == tl.float32
+    HALF: tl.constexpr = ENTRY is not None and dtype != tl.float32
+    weight_dtype: tl.constexpr = tl.float16 if HALF else dtype
+    r_R = tl.arange(0, BLOCK_R)
+    p_P = tl.arange(0, BLOCK_P)
+    IS_ALIGNED: tl.constexpr = BLOCK_N % PAGE == 0  # then blocks begin with a page
+    PAGES: tl.constexpr = BLOCK_N // PAGE if IS_ALIGNED else (BLOCK_N + PAGE - 2) // PAGE + 1
+    # What one warp copies are positions in turn: few pages, and rows at distances that are known.
+    n_N = tl.arange(0, BLOCK_N).to(tl.uint32)
+    n_N = (n_N % ROW_WARPS * (BLOCK_N // ROW_WARPS) + n_N // ROW_WARPS).to(tl.int32)
+    top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sum_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    mix_RM = tl.zeros([BLOCK_R, BLOCK_M], tl.float32)
+    q_RM = tl.trans(q_MR)
+    q_PM = tl.trans(q_MP)
+    ids = load_page_ids(pages, start, end, PAGE, PAGES, IS_ALIGNED)
+    for position in range(start, end, BLOCK_N):
+        position_N = position + n_N
+        real_N = position_N < end
+        at_N = n_N if IS_ALIGNED else position % PAGE + n_N
+        offset_N = entry_offsets(ids, at_N, PAGES, PAGE, PAGE_STRIDE, R + P)
+        entry_N = entries + offset_N[:, None]
+        c_NR = load_columns(entry_N + r_R[None, :], real_N, r_R, R, BLOCK_R)
+        k_NP = load_columns(entry_N + R + p_P[None, :], real_N, p_P, P, BLOCK_P)
+        if ENTRY is not None:
+            c_NR = decode(c_NR, ENTRY, WIDE, ASM)
+            k_NP = decode(k_NP, ENTRY, WIDE, ASM)
+        elif WIDEN:
+            c_NR = c_NR.to(tl.float32)
+            k_NP = k_NP.to(tl.float32)
+        score_NM = tl.dot(k_NP, q_PM, input_precision="ieee")
+        if ENTRY is not None:
+            scale_at_N = entry_offsets(ids, at_N, PAGES, PAGE, SCALE_STRIDE, 1)
+            c_scale_N, k_scale_N = load_scales(scales + scale_at_N, real_N)
+            number_N, log2_N, inverse_N = split_scales(c_scale_N)
+            score_NM = tl.fma(score_NM, (k_scale_N * scale_log2)[:, None], log2_N[:, None])
+            of_latent_NM = tl.dot(c_NR, q_RM, input_precision="ieee")
+            score_NM = tl.fma(of_latent_NM, (c_scale_N * scale_log2)[:, None], score_NM)
+        else:
+            score_NM = tl.dot(c_NR, q_RM, acc=score_NM, input_precision="ieee")
+            score_NM = score_NM * scale_log2
+        score_NM = tl.where(real_N[:, None], score_NM, float("-inf"))
+        new_top_M = tl.maximum(top_M, tl.max(score_NM, axis=0))
+        weight_NM = tl.exp2(score_NM - new_top_M[None, :])
+        fade_M = tl.exp2(top_M - new_top_M)
+        if ENTRY is not None:
+            sum_NM = sum_NM * fade_M[None, :] + weight_NM * inverse_N[:, None]
+            weight_NM = weight_NM * number_N[:, None]
+        else:
+            sum_NM = sum_NM * fade_M[None, :] + weight_NM
+        mix_RM = mix_RM * fade_M[None, :]
+        weight_NM = weight_NM.to(weight_dtype).to(c_NR.dtype)
+        mix_RM = tl.dot(tl.trans(c_NR), weight_NM, acc=mix_RM, input_precision="ieee")
+        top_M = new_top_M
+        ids = load_page_ids(pages, position + BLOCK_N, end, PAGE, PAGES, IS_ALIGNED)
+    return top_M, sum_NM, mix_RM
 
 
 @triton.jit
@@ -166,6 +270,8 @@ def _decode_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROW_WARPS: tl.constexpr,
+    TALL: tl.constexpr,
     WIDEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -188,12 +294,21 @@ def _decode_kernel(
     pages = page_table + slot.to(tl.int64) * TABLE_ROW
     start = chunk * size
     end = tl.minimum(start + size, length)
-    top_G, sum_GN, mix_GR = attend_latents(
-        q_GR, q_GP, None, latent_pages, scales, pages, start, end, scale_log2,
-        q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
-        BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, False, WIDEN,
-    )  # fmt: skip
-    sum_G = tl.sum(sum_GN, axis=1)
+    if TALL:
+        top_G, sum_NG, mix_RG = attend_latents_tall(
+            q_GR, q_GP, latent_pages, scales, pages, start, end, scale_log2,
+            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
+            BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, ROW_WARPS, WIDEN,
+        )  # fmt: skip
+        sum_G = tl.sum(sum_NG, axis=0)
+        mix_GR = tl.trans(mix_RG)
+    else:
+        top_G, sum_GN, mix_GR = attend_latents(
+            q_GR, q_GP, None, latent_pages, scales, pages, start, end, scale_log2,
+            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
+            BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, ROW_WARPS, False, WIDEN,
+        )  # fmt: skip
+        sum_G = tl.sum(sum_GN, axis=1)
     mask_GR = (g_G[:, None] < G) & (r_R[None, :] < R)
     if length <= size:
         result_GR = (mix_GR / sum_G[:, None]).to(out_THR.dtype.element_ty)
@@ -276,6 +391,7 @@ def latent_constants(call: AttentionCall, codes: Codes, tiling: LatentTiling) ->
         "BLOCK_R": padded(rank),
         "BLOCK_P": padded(rotated),
         "BLOCK_N": tiling.block_n,
+        "ROW_WARPS": min(max(1, tiling.num_warps * 256 // padded(rank)), tiling.block_n),
         "WIDEN": call.q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         "num_warps": tiling.num_warps,
         "num_stages": tiling.num_stages,
@@ -319,9 +435,17 @@ def latent_decode_attention(
         H=num_heads,
         G=group,
         BLOCK_G=padded(group),
+        TALL=tiling.tall,
         **latent_constants(call, codes, tiling),
         **launch,
     )
+    merge_rows(call, work, num_rows, pdl=pdl)
+
+
+def merge_rows(call: AttentionCall, work: DecodeWork, num_rows: int, *, pdl: bool = False) -> None:
+    """Make one of the partial results in `work` of each row that was cut."""
+    out_THR = call.out_THD
+    num_heads, rank = out_THR.shape[1:]
     _merge_kernel[(num_rows, num_heads)](
         work.scratch,
         work.num_items,
@@ -336,7 +460,7 @@ def latent_decode_attention(
         BLOCK_R=padded(rank),
         BLOCK_S=MERGE_CHUNKS,
         num_warps=4,
-        **launch,
+        **dependent_launch(pdl, out_THR),
     )
 
 

@@ -116,6 +116,7 @@ def _chunk_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROW_WARPS: tl.constexpr,
     CONTEXT: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
@@ -147,7 +148,7 @@ def _chunk_kernel(
         top_M, sum_MN, mix_MR = attend_latents(
             q_MR, q_MP, start + first + query_M, latent_pages, scales, pages, 0, end, q_scale,
             q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
-            BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N, not CONTEXT, WIDEN,
+            BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N, ROW_WARPS, not CONTEXT, WIDEN,
         )  # fmt: skip
         sum_M = tl.where(seen_M, tl.sum(sum_MN, axis=1), 1.0)
         result_MR = (mix_MR / sum_M[:, None]).to(out_THR.dtype.element_ty)

@@ -39,6 +39,7 @@ class LatentTiling:
     block_n: int
     num_warps: int
     num_stages: int
+    tall: bool = False  # of decode rows: entries are the rows of products, not heads
 
     @staticmethod
     def of(dtype: torch.dtype, num_rows: int) -> LatentTiling:

@@ -131,6 +131,18 @@ def _whole(x):
 
 
 @triton.jit
+def group_scales(groups, LARGEST: tl.constexpr):
+    """Scales of groups [G, I] of float32 values, and what values are multiplied by to be codes."""
+    # of integers, among which what is no number is the greatest; it makes the scale none
+    bits = tl.max(groups.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    scale = bits.to(tl.float32, bitcast=True) * (1.0 / LARGEST)
+    scale = tl.where(bits < INFINITY, scale, float("nan"))
+    is_nothing = bits < _SMALLEST  # one over its scale would be infinite
+    scale = tl.where(is_nothing, 1.0, scale)
+    return scale, tl.where(is_nothing, 0.0, 1.0 / scale)
+
+
+@triton.jit
 def store_codes(
     x, e, inside, row, num_rows, code_ptr, scale_ptr, sum_ptr,
     E: tl.constexpr, BLOCK_E: tl.constexpr, FORM: tl.constexpr,
@@ -142,13 +154,7 @@ def store_codes(
     SUMMED: tl.constexpr = FORM[3]
     LARGEST: tl.constexpr = 448.0 if KIND == "fp8" else (127.0 if KIND == "int8" else 32512.0)
     groups = tl.reshape(x, (BLOCK_E // SIZE, SIZE))
-    # of integers, among which what is no number is the greatest; it makes the scale none
-    bits = tl.max(groups.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
-    scale = bits.to(tl.float32, bitcast=True) * (1.0 / LARGEST)
-    scale = tl.where(bits < INFINITY, scale, float("nan"))
-    is_nothing = bits < _SMALLEST  # one over its scale would be infinite
-    scale = tl.where(is_nothing, 1.0, scale)
-    inverse = tl.where(is_nothing, 0.0, 1.0 / scale)
+    scale, inverse = group_scales(groups, LARGEST)
     scaled = tl.reshape(groups * inverse[:, None], (BLOCK_E,))
     # of the groups of a row, those that follow the program's first input
     g = tl.min(e, axis=0) // SIZE + tl.arange(0, BLOCK_E // SIZE)

@@ -1,15 +1,16 @@
 """Which experts rows go to, in one launch; routing.py has the rule, and its plain reference.
 
-A row of padding goes where the first row goes, so that no expert is read for it alone.
+A program has a row, and adds up the parts that its logits come in. A score and its expert's number
+are one integer, of which the largest is the choice: the highest score and, of equal ones, the
+lowest number.
 
-A program has a row. A score and its expert's number are one integer, of which the largest is the
-choice: the highest score and, of equal ones, the lowest number.
+A row of padding goes where the first row goes, so that no expert is read for it alone.
 
 With very few rows the router's product is in the launch, too: a program makes the logits of an
 expert, and whichever ends last chooses. A launch less, where each takes longer than its work.
 
-Shape legend: T rows, E hidden width, X experts, G groups of them, S experts of a group, K experts
-of a row.
+Shape legend: P parts, T rows, E hidden width, X experts, G groups of them, S experts of a group,
+K experts of a row.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def _share(best, logit_GS, is_left_GS, TOLERANCE: tl.constexpr):
 
 @triton.jit
 def _choose(
-    row, logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X: tl.constexpr,
-    RULE: tl.constexpr,
+    row, logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
+    num_real_ptr, X: tl.constexpr, PARTS: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     """Write the choice of a row, and count it."""
     SCORES: tl.constexpr = RULE[0]
@@ -107,15 +108,18 @@ def _choose(
     x_GS = g[:, None] * S + s[None, :]
     inside_GS = (g < G)[:, None] & (s < S)[None, :]
     OUTSIDE: tl.constexpr = _FAR_BELOW if SCORES == "softmax" else 0.0
-    # past the first-level cache, which knows nothing of other programs' writes
-    logit_GS = tl.load(
-        logit_ptr + row * X + x_GS, mask=inside_GS, other=OUTSIDE, cache_modifier=".cg"
-    )
-    is_real = True
-    if num_real_ptr is not None:  # three loads that do not wait for one another
-        first_GS = tl.load(logit_ptr + x_GS, mask=inside_GS, other=OUTSIDE, cache_modifier=".cg")
-        is_real = row < tl.load(num_real_ptr)
-        logit_GS = tl.where(is_real, logit_GS, first_GS)
+    source = row
+    if num_real_ptr is not None:
+        if row > 0:  # which is known without waiting for the number
+            source = tl.where(row < tl.load(num_real_ptr), row, 0)
+    logit_GS = tl.zeros(x_GS.shape, dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        # past the first-level cache, which knows nothing of other programs' writes
+        place = logit_ptr + part * part_stride + source * X
+        logit_GS += tl.load(place + x_GS, mask=inside_GS, other=0.0, cache_modifier=".cg")
+    if logit_bias_ptr is not None:
+        logit_GS += tl.load(logit_bias_ptr + x_GS, mask=inside_GS, other=0.0).to(tl.float32)
+    logit_GS = tl.where(inside_GS, logit_GS, OUTSIDE)
     if SCORES == "softmax":
         exp_GS = tl.exp(logit_GS - _float_of(tl.max(_order_of(logit_GS))))
         score_GS = exp_GS / tl.sum(exp_GS)
@@ -154,20 +158,21 @@ def _choose(
     tl.store(weight_ptr + row * K + k, weight_K * RULE[3], mask=k < K)
     tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
     if token_ptr is not None:
+        is_real = row < tl.load(num_real_ptr)
         tl.atomic_add(token_ptr + expert_K, 1, mask=(k < K) & is_real, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_stride"])
 def _route_kernel(
-    logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X: tl.constexpr,
-    RULE: tl.constexpr, PDL: tl.constexpr,
+    logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
+    num_real_ptr, X: tl.constexpr, PARTS: tl.constexpr, RULE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     _choose(
-        tl.program_id(0), logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X,
-        RULE,
+        tl.program_id(0), logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr,
+        token_ptr, num_real_ptr, X, PARTS, RULE,
     )  # fmt: skip
 
 
@@ -198,8 +203,8 @@ def _router_kernel(
         tl.store(arrivals_ptr, 0)
         for waiting in range(T):
             _choose(
-                waiting, logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr, X,
-                RULE,
+                waiting, logit_ptr, 0, None, bias_ptr, weight_ptr, expert_ptr, token_ptr,
+                num_real_ptr, X, 1, RULE,
             )  # fmt: skip
 
 
@@ -235,8 +240,15 @@ class _Rule(NamedTuple):
         )
 
 
+class Logits(NamedTuple):
+    """Of rows, in parts that are to be added up, and with them a bias."""
+
+    parts_PTX: Tensor  # float32
+    bias_X: Tensor | None = None
+
+
 def route_rows(
-    logits_TX: Tensor,
+    logits: Logits,
     routing: Routing,
     bias_X: Tensor | None,
     weights_TK: Tensor,
@@ -246,20 +258,23 @@ def route_rows(
     pdl: bool = False,
 ) -> None:
     """As `route`, into `weights_TK` (float32) and `experts_TK` (int32); all are contiguous."""
-    num_rows, num_experts = logits_TX.shape
+    num_parts, num_rows, num_experts = logits.parts_PTX.shape
     assert num_experts == routing.num_experts and num_experts % routing.num_groups == 0
     assert weights_TK.shape == experts_TK.shape == (num_rows, routing.top_k)
-    assert logits_TX.is_contiguous()
+    assert logits.parts_PTX.is_contiguous()
     _route_kernel[(num_rows,)](
-        logits_TX,
+        logits.parts_PTX,
+        num_rows * num_experts,
+        logits.bias_X,
         bias_X,
         weights_TK,
         experts_TK,
         *(counting or (None, None)),
         X=num_experts,
+        PARTS=num_parts,
         RULE=_Rule.of(routing),
         num_warps=1,  # a choice is a reduction: within a warp it needs no barrier
-        **dependent_launch(pdl, logits_TX),
+        **dependent_launch(pdl, weights_TK),
     )
 
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from services.compute.kernels.expert_matmul_config import STEP_INPUTS
 from services.compute.kernels.packed_codes import (
     FP4_EXPONENT,
     decode,
@@ -31,9 +32,6 @@ from services.compute.quantization.packed import Packed, Weight
 
 HALF_GROUP = 16
 """Inputs of a group, where the two codes of a byte are of two groups."""
-
-STEP_INPUTS = 128
-"""Of packed weights."""
 
 COPY_ALIGNMENT = 16
 """Of rows that are copied, in bytes."""
@@ -88,46 +86,62 @@ def can_multiply(weight: Weight) -> bool:
     return weight.order_I is None and (fits or weight.scales_OG.shape[1] == 1)
 
 
-def weight_operands(weight: Weight, block_out: int, block_in: int) -> list[Any]:
+def weight_operands(
+    weight: Weight, num_slabs: int, parts: int, block_out: int, block_in: int
+) -> list[Any]:
     """Descriptors of copies of codes, scales and zeros, as far as there are such and the device
-    copies them, and these themselves."""
-    if isinstance(weight, Packed):
-        step_bytes = block_in // 2 if weight.has_halves else block_in
-        num_groups = max(1, block_in * weight.scales_OG.shape[1] // weight.num_inputs)
-        zeros = None if weight.zeros_OG is None else weight.zeros_OG.t()
-        parts = [weight.loadable_OB, weight.scales_OG.t(), zeros]
-        blocks = [[block_out, step_bytes], [num_groups, block_out], [num_groups, block_out]]
-    else:
-        parts, blocks = [weight, None, None], [[block_out, block_in]] * 3
-    copied = parts
-    if isinstance(weight, Packed) and weight.scales_OG.shape[1] == 1:
-        copied = [parts[0], None, None]  # scales of whole rows are read once, at the end
-    fits = all(part is None or _can_copy(part) for part in copied)
-    descriptors = [
-        TensorDescriptor.from_tensor(part, block) if fits and part is not None else None
-        for part, block in zip(copied, blocks, strict=True)
-    ]
-    return [*descriptors, *parts]
+    copies them, and these themselves.
+
+    Rows are so many slabs on top of one another, of which a copy of codes takes the same rows of
+    so many `parts` that follow one another.
+    """
+    if not isinstance(weight, Packed):
+        return [_copied(weight, [block_out, block_in]), None, None, weight, None, None]
+    step_bytes = block_in // 2 if weight.has_halves else block_in
+    num_groups = max(1, block_in * weight.scales_OG.shape[1] // weight.num_inputs)
+    scales, zeros = weight.scales_OG.t(), None if weight.zeros_OG is None else weight.zeros_OG.t()
+    codes = weight.loadable_OB.unflatten(0, (num_slabs, -1))
+    copies = [_copied(codes, [parts, block_out, step_bytes]), None, None]
+    if weight.scales_OG.shape[1] > 1:  # those of whole rows are read once, at the end
+        for place, values in ((1, scales), (2, zeros)):
+            if values is not None:
+                slabs = values.unflatten(1, (num_slabs, -1))
+                copies[place] = _copied(slabs, [num_groups, parts, block_out])
+        if copies[1] is None:
+            copies[0] = None
+    return [*copies, weight.loadable_OB, scales, zeros]
 
 
-def _can_copy(values: Tensor) -> bool:
-    """Whether the device makes copies, of rows that begin where it can."""
-    begins = values.stride(0) * values.element_size()
-    return fits_device(values.device) and values.stride(1) == 1 and not begins % COPY_ALIGNMENT
+def _copied(values: Tensor, block: list[int]) -> TensorDescriptor | None:
+    """Of blocks that the device copies itself, where it does and rows begin where it can."""
+    *strides, last = values.stride()
+    fits = all(not stride * values.element_size() % COPY_ALIGNMENT for stride in strides)
+    if not fits_device(values.device) or last != 1 or not fits:
+        return None
+    return TensorDescriptor.from_tensor(values, block)
+
+
+def row_operand(x: Tensor, block_rows: int, block_in: int) -> TensorDescriptor | None:
+    """A descriptor of copies of rows that follow one another, where the device makes them."""
+    return _copied(x, [block_rows, block_in])
 
 
 @triton.jit
 def _load_codes(
-    desc, code_ptr, first_row, num_rows, start, BLOCK_O: tl.constexpr, BLOCK_B: tl.constexpr,
-    NUM_BYTES: tl.constexpr,
+    desc, code_ptr, slab, first_o, start, ROWS: tl.constexpr, BLOCK_B: tl.constexpr,
+    NUM_BYTES: tl.constexpr, NUM_OUT: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Weights or codes [O, B]; 0 beyond the last columns."""
+    """Weights or codes [O, B], of the slab's parts one below the other; 0 beyond the last
+    columns."""
     if desc is not None:
-        codes = desc.load([first_row, start])
+        if FORM[0] is None:
+            codes = desc.load([slab * NUM_OUT + first_o, start])
+        else:
+            codes = tl.reshape(desc.load([slab, first_o, start]), (ROWS, BLOCK_B))
     else:
-        row_O = tl.minimum(first_row + tl.arange(0, BLOCK_O), num_rows - 1)
+        row_O = _rows(slab, first_o, ROWS, NUM_OUT, PARTS)
         b = start + tl.arange(0, BLOCK_B)
-        pointers = code_ptr + row_O.to(tl.int64)[:, None] * NUM_BYTES + b[None, :]
+        pointers = code_ptr + row_O[:, None] * NUM_BYTES + b[None, :]
         if NUM_BYTES % BLOCK_B == 0:
             codes = tl.load(pointers, eviction_policy="evict_first")
         else:
@@ -136,15 +150,25 @@ def _load_codes(
 
 
 @triton.jit
+def _rows(slab, first_o, ROWS: tl.constexpr, NUM_OUT: tl.constexpr, PARTS: tl.constexpr):
+    """The rows of a slab's parts, the last again in place of those that there are not."""
+    BLOCK_O: tl.constexpr = ROWS // PARTS
+    place = tl.arange(0, ROWS)
+    o = tl.minimum(first_o + place % BLOCK_O, NUM_OUT - 1)
+    return (slab + place // BLOCK_O).to(tl.int64) * NUM_OUT + o
+
+
+@triton.jit
 def _load_groups(
-    desc, value_ptr, first_row, num_rows, first_group, BLOCK_O: tl.constexpr,
-    STEP_GROUPS: tl.constexpr, FORM: tl.constexpr,
+    desc, value_ptr, slab, first_o, first_group, ROWS: tl.constexpr, STEP_GROUPS: tl.constexpr,
+    NUM_OUT: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Scales or zeros [O, G] of a step's groups, in float32; 0 beyond the last group."""
     if desc is not None:
-        value_OG = tl.trans(desc.load([first_group, first_row]))
+        value_GPO = desc.load([first_group, slab, first_o])
+        value_OG = tl.reshape(tl.permute(value_GPO, (1, 2, 0)), (ROWS, STEP_GROUPS))
     else:
-        row_O = tl.minimum(first_row + tl.arange(0, BLOCK_O), num_rows - 1).to(tl.int64)
+        row_O = _rows(slab, first_o, ROWS, NUM_OUT, PARTS)
         group = first_group + tl.arange(0, STEP_GROUPS)
         place = row_O[:, None] * FORM[4][0] + (group * FORM[4][1])[None, :]
         value_OG = tl.load(value_ptr + place, mask=(group < FORM[2])[None, :], other=0.0)
@@ -152,49 +176,48 @@ def _load_groups(
 
 
 @triton.jit
-def _spread(w_OB, scale_OG, zero_OG, HAS_ZEROS: tl.constexpr):
-    """(w - zero) * scale, of the groups of which a step has several."""
-    BLOCK_O: tl.constexpr = w_OB.shape[0]
-    GROUPS: tl.constexpr = scale_OG.shape[1]
-    w = tl.reshape(w_OB, (BLOCK_O, GROUPS, w_OB.shape[1] // GROUPS))
-    if HAS_ZEROS:
-        w -= zero_OG[:, :, None]
-    return tl.reshape(w * scale_OG[:, :, None], (BLOCK_O, w_OB.shape[1]))
+def _spread(value_OG, WIDTH: tl.constexpr):
+    """Of groups, to as many columns."""
+    BLOCK_O: tl.constexpr = value_OG.shape[0]
+    GROUPS: tl.constexpr = value_OG.shape[1]
+    value = tl.broadcast_to(value_OG[:, :, None], (BLOCK_O, GROUPS, WIDTH // GROUPS))
+    return tl.reshape(value, (BLOCK_O, WIDTH))
 
 
 @triton.jit
-def _halves_of(value_OG):
-    """Those of the lower halves' groups and of the upper ones', which take turns."""
-    return tl.split(tl.reshape(value_OG, (value_OG.shape[0], value_OG.shape[1] // 2, 2)))
+def _as_they_come(low_OB, high_OB):
+    """Of lower and upper halves, the weights in the order of inputs: it moves none to another
+    thread."""
+    BLOCK_O: tl.constexpr = low_OB.shape[0]
+    BLOCKS: tl.constexpr = low_OB.shape[1] // 16
+    low = tl.reshape(low_OB, (BLOCK_O, BLOCKS, 16))
+    both = tl.join(low, tl.reshape(high_OB, (BLOCK_O, BLOCKS, 16)))
+    return tl.reshape(tl.permute(both, (0, 1, 3, 2)), (BLOCK_O, BLOCKS * 32))
 
 
 @triton.jit
 def _decoded(codes, scale_OG, zero_OG, dtype: tl.constexpr, FORM: tl.constexpr):
-    """The weights of lower and upper halves, with their scales if a step has several of a row."""
+    """The weights, with their scales if a step has several of a row."""
     KIND: tl.constexpr = FORM[0]
     HALVES: tl.constexpr = FORM[1]
     WAY: tl.constexpr = FORM[5]
     GROUPS: tl.constexpr = scale_OG.shape[1]
     if WAY == "scaled fp4":
-        BLOCK_O: tl.constexpr = codes.shape[0]
-        scale = (scale_OG * 2.0**FP4_EXPONENT).to(tl.bfloat16)[:, :, None]
-        scale = tl.broadcast_to(scale, (BLOCK_O, GROUPS, codes.shape[1] // GROUPS))
-        low, high = decode_scaled_fp4(codes, tl.reshape(scale, codes.shape))
+        scale = (scale_OG * 2.0**FP4_EXPONENT).to(tl.bfloat16)
+        low, high = decode_scaled_fp4(codes, _spread(scale, codes.shape[1]))
     elif WAY == "bf16":
         low, high = decode_bf16(codes, KIND)
     else:
         DTYPE: tl.constexpr = tl.float32 if GROUPS > 1 or WAY == "wide" else dtype
         low, high = decode(codes, HALVES, KIND, DTYPE)
-        if GROUPS > 1:
-            upper_OG = scale_OG
-            upper_zero_OG = zero_OG
-            if HALVES and GROUPS * 16 == codes.shape[1] * 2:
-                scale_OG, upper_OG = _halves_of(scale_OG)
-                zero_OG, upper_zero_OG = _halves_of(zero_OG)
-            low = _spread(low, scale_OG, zero_OG, FORM[3])
-            if HALVES:
-                high = _spread(high, upper_OG, upper_zero_OG, FORM[3])
-    return low, high
+    w_OI = low
+    if HALVES:
+        w_OI = _as_they_come(low, high)
+    if GROUPS > 1 and WAY != "scaled fp4":
+        if FORM[3]:
+            w_OI -= _spread(zero_OG, w_OI.shape[1])
+        w_OI *= _spread(scale_OG, w_OI.shape[1])
+    return w_OI
 
 
 @triton.jit
@@ -206,61 +229,66 @@ def _dot(w_OI, x_TI, sums, FORM: tl.constexpr):
 
 
 @triton.jit
-def add_step(
-    total, x_TI, upper_TI, x_sum_T, code_desc, scale_desc, zero_desc, code_ptr, scale_ptr, zero_ptr,
-    first_row, num_rows, step,
-    NUM_IN: tl.constexpr, BLOCK_I: tl.constexpr, FORM: tl.constexpr,
+def step_weights(
+    code_desc, scale_desc, zero_desc, code_ptr, scale_ptr, zero_ptr, slab, first_o, step,
+    dtype: tl.constexpr, ROWS: tl.constexpr, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr,
+    BLOCK_I: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """The sums [O, T], with a step's inputs: of codes with two in a byte those of the lower halves,
-    and of the upper ones. `x_sum_T` are sums of the step's inputs, for zeros."""
-    BLOCK_O: tl.constexpr = total.shape[0]
+    """Weights [O, I] of a step, for rows of this dtype, and the scales and zeros that they are
+    without."""
     BLOCK_B: tl.constexpr = BLOCK_I // 2 if FORM[1] else BLOCK_I
     NUM_BYTES: tl.constexpr = NUM_IN // 2 if FORM[1] else NUM_IN
     G: tl.constexpr = FORM[2]
     STEP_GROUPS: tl.constexpr = max(1, BLOCK_I * G // NUM_IN) if G > 1 else 1
     GROUP_STEPS: tl.constexpr = max(1, NUM_IN // (G * BLOCK_I))
-    BY_STEP: tl.constexpr = G > 1 and STEP_GROUPS == 1
     codes = _load_codes(
-        code_desc, code_ptr, first_row, num_rows, step * BLOCK_B, BLOCK_O, BLOCK_B, NUM_BYTES
-    )
-    if FORM[0] is None:
-        total = _dot(codes, x_TI, total, FORM)
+        code_desc, code_ptr, slab, first_o, step * BLOCK_B, ROWS, BLOCK_B, NUM_BYTES, NUM_OUT,
+        PARTS, FORM,
+    )  # fmt: skip
+    first_group = step // GROUP_STEPS * STEP_GROUPS
+    scale_OG = tl.zeros((ROWS, STEP_GROUPS), dtype=tl.float32)
+    zero_OG = scale_OG
+    if G > 1:
+        scale_OG = _load_groups(
+            scale_desc, scale_ptr, slab, first_o, first_group, ROWS, STEP_GROUPS, NUM_OUT, PARTS,
+            FORM,
+        )  # fmt: skip
+        if FORM[3]:
+            zero_OG = _load_groups(
+                zero_desc, zero_ptr, slab, first_o, first_group, ROWS, STEP_GROUPS, NUM_OUT, PARTS,
+                FORM,
+            )  # fmt: skip
+    w_OI = codes
+    if FORM[0] is not None:
+        w_OI = _decoded(codes, scale_OG, zero_OG, dtype, FORM)
+    return w_OI, scale_OG, zero_OG
+
+
+@triton.jit
+def add_products(total, w_OI, scale_OG, zero_OG, x_TI, x_sum_T, FORM: tl.constexpr):
+    """The sums [O, T], with a step's inputs. `x_sum_T` are sums of these, for zeros."""
+    if FORM[2] > 1 and scale_OG.shape[1] == 1:
+        sums = _dot(w_OI, x_TI, tl.zeros(total.shape, dtype=tl.float32), FORM)
+        if FORM[3]:
+            sums -= zero_OG * x_sum_T[None, :]
+        total += sums * scale_OG
     else:
-        first_group = step // GROUP_STEPS * STEP_GROUPS
-        scale_OG = tl.zeros((BLOCK_O, STEP_GROUPS), dtype=tl.float32)
-        zero_OG = scale_OG
-        if G > 1:
-            scale_OG = _load_groups(
-                scale_desc, scale_ptr, first_row, num_rows, first_group, BLOCK_O, STEP_GROUPS, FORM
-            )
-            if FORM[3]:
-                zero_OG = _load_groups(
-                    zero_desc, zero_ptr, first_row, num_rows, first_group, BLOCK_O, STEP_GROUPS,
-                    FORM,
-                )  # fmt: skip
-        low, high = _decoded(codes, scale_OG, zero_OG, x_TI.dtype, FORM)
-        sums = total
-        if BY_STEP:
-            sums = tl.zeros(total.shape, dtype=tl.float32)
-        sums = _dot(low, x_TI, sums, FORM)
-        if FORM[1]:
-            sums = _dot(high, upper_TI, sums, FORM)
-        if BY_STEP:
-            if FORM[3]:
-                sums -= zero_OG * x_sum_T[None, :]
-            sums = total + sums * scale_OG
-        total = sums
+        total = _dot(w_OI, x_TI, total, FORM)
     return total
 
 
 @triton.jit
-def finished(total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, row_O, FORM: tl.constexpr):
+def finished(
+    total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, slab, first_o,
+    NUM_OUT: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
     """The sums of all steps with the scales that all inputs of an output have in common, and with
     biases. `x_sum_T` are sums of all inputs, for zeros."""
+    row_O = _rows(slab, first_o, total.shape[0], NUM_OUT, PARTS)
     if FORM[5] == "scaled fp4":
         total *= 2.0**FP4_EXPONENT
     if FORM[0] is not None and FORM[2] == 1:
-        place_O = row_O.to(tl.int64) * FORM[4][0]
+        place_O = row_O * FORM[4][0]
         if FORM[3]:
             total -= tl.load(zero_ptr + place_O).to(tl.float32)[:, None] * x_sum_T[None, :]
         total *= tl.load(scale_ptr + place_O).to(tl.float32)[:, None]

@@ -2,7 +2,8 @@
 
 One row takes three: the router's product and the choice, and two products that read the maps of the
 row's experts. Many take six: rows are put in the order of experts, so that a tile of a product has
-one expert's, and what becomes of them is added up at the end.
+one expert's, and what becomes of them is added up at the end. Where maps take codes of 8 bits, two
+more make them.
 
 Shape legend: T tokens, E hidden width, F inner width of an expert, X experts, K experts of a token,
 R = T * K pairs of a token and an expert.
@@ -29,16 +30,32 @@ from services.compute.kernels.expert_matmul_config import (
     way,
 )
 from services.compute.kernels.expert_matvec import expert_down_rows, expert_gate_up_rows
+from services.compute.kernels.quantized_expert_config import (
+    emits_codes,
+    expert_row_form,
+    quantized_block_rows,
+    quantized_expert_options,
+)
+from services.compute.kernels.quantized_expert_matmul import quantized_down, quantized_gate_up
+from services.compute.kernels.quantized_matmul_config import fits_device
+from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.route import (
     MAX_ROWS,
     Counting,
+    Logits,
     Router,
     route_few_rows,
     route_rows,
 )
+from services.compute.kernels.router_logits import (
+    MAX_LOGITS,
+    num_shares,
+    router_logits,
+    takes,
+)
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
-from services.compute.layers.parts import Experts
+from services.compute.layers.parts import Experts, Gating
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
@@ -71,6 +88,7 @@ class ExpertProduct:
         self._num_real = step_counts[NUM_TOKENS : NUM_TOKENS + 1]
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=step_counts.device)
         self._invariant = invariant
+        self._takes_quantized = not invariant and fits_device(step_counts.device)
         self._pdl = pdl
 
     def __call__(
@@ -101,15 +119,32 @@ class ExpertProduct:
         routes = routing, bias_X, weights_TK, experts_TK
         tokens_X = experts.tokens_X
         counting = None if tokens_X is None else Counting(tokens_X, self._num_real)
-        if self._invariant or num_tokens > MAX_ROWS:
-            logits_TX = self._logits(x_TE, experts.router, scratch)
-            route_rows(logits_TX, *routes, counting=counting, pdl=self._pdl)
-        else:
-            linear = _plain(experts.router)
+        linear = _plain(experts.router)
+        if not self._invariant and num_tokens <= MAX_ROWS:
             logits_TX = scratch.take_as(torch.float32, num_tokens, routing.num_experts)
             router = Router(linear.weight_OI, linear.bias_O, logits_TX, self._arrivals)
             route_few_rows(x_TE, router, *routes, counting=counting, pdl=self._pdl)
+        else:
+            logits = self._router_logits(x_TE, linear, scratch)
+            route_rows(logits, *routes, counting=counting, pdl=self._pdl)
         return Routes(experts_TK, weights_TK)
+
+    def _router_logits(self, x_TE: Tensor, linear: Linear, scratch: Scratch) -> Logits:
+        num_tokens, width = x_TE.shape
+        if self._invariant or linear.weight_OI.dtype != x_TE.dtype:
+            return Logits(self._logits(x_TE, linear, scratch)[None])
+        num_parts, num_experts = num_shares(width), linear.num_out
+        # as many for more rows than have parts, so that no smaller step takes more
+        num_logits = max(num_tokens * num_experts, num_parts * MAX_LOGITS)
+        memory = scratch.take_as(torch.float32, 1, num_logits).view(-1)
+        if not takes(num_tokens, num_experts):
+            logits_TX = memory[: num_tokens * num_experts].view(num_tokens, num_experts)
+            self._plain(x_TE, linear, logits_TX)
+            return Logits(logits_TX[None])
+        parts_PTX = memory[: num_parts * num_tokens * num_experts]
+        parts_PTX = parts_PTX.view(num_parts, num_tokens, num_experts)
+        router_logits(x_TE, linear.weight_OI, parts_PTX, pdl=self._pdl)
+        return Logits(parts_PTX, linear.bias_O)
 
     def _shared(
         self,
@@ -157,35 +192,40 @@ class ExpertProduct:
         scratch: Scratch,
     ) -> None:
         gate_up, down = _stacks(experts)
-        num_experts = experts.routing.num_experts
+        num_experts, num_pairs = experts.routing.num_experts, routes.experts_TK.numel()
+        value: Tensor | QuantizedRows = x_TE
         if way(len(x_TE), gate_up, invariant=self._invariant) == "pair":
             order = ExpertOrder.of_pairs(routes.experts_TK, num_experts)
         else:
-            order = self._ordered(routes, num_experts, x_TE.dtype, scratch)
-        num_pairs = routes.experts_TK.numel()
-        inner_RF = scratch.take(num_pairs, down.num_in)
+            value = self._codes(x_TE, gate_up, scratch)
+            if isinstance(value, QuantizedRows):
+                rows = quantized_block_rows(num_pairs, num_experts)
+            else:
+                rows = block_rows(num_pairs, gate_up, x_TE.dtype, invariant=self._invariant)
+            order = self._ordered(routes, num_experts, rows, scratch)
+        inner = self._inner(value, gate_up, down, order, experts.gating, scratch)
         rows_RE = scratch.take(num_pairs, down.num_out)
-        self._launch(
-            gate_up,
-            order,
-            x_TE.dtype,
-            partial(expert_gate_up, x_TE, gate_up, order, inner_RF, experts.gating, pdl=self._pdl),
-            gated=True,
-        )
-        self._launch(
-            down,
-            order,
-            x_TE.dtype,
-            partial(expert_down, inner_RF, down, order, rows_RE, pdl=self._pdl),
-            gated=False,
-        )
+        self._down(inner, down, order, rows_RE)
         combine_experts(rows_RE, routes.weights_TK, shared, out_TE, pdl=self._pdl)
 
+    def _row_form(self, stack: ExpertStack) -> RowForm | None:
+        """How rows are quantized for these experts; None: not at all."""
+        return expert_row_form(stack.weight) if self._takes_quantized else None
+
+    def _codes(self, x_TI: Tensor, stack: ExpertStack, scratch: Scratch) -> Tensor | QuantizedRows:
+        """The rows as these experts take them."""
+        form = self._row_form(stack)
+        if form is None:
+            return x_TI
+        rows = _room(form, (len(x_TI), stack.num_in), scratch)
+        quantize_rows(x_TI, rows, pdl=self._pdl)
+        return rows
+
     def _ordered(
-        self, routes: Routes, num_experts: int, dtype: torch.dtype, scratch: Scratch
+        self, routes: Routes, num_experts: int, rows: int, scratch: Scratch
     ) -> ExpertOrder:
+        """By expert, in tiles of so many rows."""
         num_pairs = routes.experts_TK.numel()
-        rows = block_rows(num_pairs, num_experts, dtype, invariant=self._invariant)
         if self._choices.is_asking:
             # launches that are noted run when memory holds something else, on random rows at best
             expert_R = torch.arange(num_pairs, dtype=torch.int32, device=routes.experts_TK.device)
@@ -198,6 +238,42 @@ class ExpertProduct:
         order = ExpertOrder.within(memory, num_pairs, num_experts, rows)
         sort_experts(routes.experts_TK, order, pdl=self._pdl)
         return order
+
+    def _inner(
+        self,
+        x: Tensor | QuantizedRows,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        order: ExpertOrder,
+        gating: Gating,
+        scratch: Scratch,
+    ) -> Tensor | QuantizedRows:
+        """Gated rows of pairs, as the second product takes them."""
+        size = order.num_pairs, down.num_in
+        if not isinstance(x, QuantizedRows):
+            inner_RF = scratch.take(*size)
+            run = partial(expert_gate_up, x, gate_up, order, inner_RF, gating, pdl=self._pdl)
+            self._launch(gate_up, order, x.dtype, run, gated=True)
+            return inner_RF if order.order_R is None else self._codes(inner_RF, down, scratch)
+        form, rows = self._row_form(down), order.block_rows
+        emits = form is not None and emits_codes(form, rows)
+        out = _room(form, size, scratch) if form is not None and emits else scratch.take(*size)
+        self._choices.launch(
+            quantized_expert_options(rows, x.form, gate_up, gated=True, emits=emits),
+            partial(quantized_gate_up, x, gate_up, order, out, gating, pdl=self._pdl),
+        )
+        return out if isinstance(out, QuantizedRows) else self._codes(out, down, scratch)
+
+    def _down(
+        self, x: Tensor | QuantizedRows, stack: ExpertStack, order: ExpertOrder, out_RE: Tensor
+    ) -> None:
+        rest = stack, order, out_RE
+        if isinstance(x, QuantizedRows):
+            options = quantized_expert_options(order.block_rows, x.form, stack, gated=False)
+            self._choices.launch(options, partial(quantized_down, x, *rest, pdl=self._pdl))
+        else:
+            run = partial(expert_down, x, *rest, pdl=self._pdl)
+            self._launch(stack, order, x.dtype, run, gated=False)
 
     def _launch(
         self,
@@ -213,6 +289,11 @@ class ExpertProduct:
         else:
             options = expert_options(order.block_rows, stack, dtype, gated=gated)
             self._choices.launch(options, run)
+
+
+def _room(form: RowForm, size: tuple[int, int], scratch: Scratch) -> QuantizedRows:
+    memory = scratch.take_bytes(QuantizedRows.num_bytes(form, *size))
+    return QuantizedRows.within(memory, form, *size)
 
 
 def _plain(router: AnyLinear) -> Linear:
