@@ -21,7 +21,7 @@ from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Packed
 from services.compute.runner.model_loader import ModelLoader
 from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.engine_scenarios import COUNT, GREEDY, PROMPTS
+from tests.unit.compute.engine_scenarios import FEW, PROMPTS
 from tests.unit.compute.engine_server import Server
 from tests.unit.compute.models.family_models import FAMILIES, random_model
 from tests.unit.compute.models.family_recipes import make_random
@@ -52,13 +52,13 @@ def model_of(variant: str) -> PreTrainedModel:
 def served(folder: Path, settings: ComputeSettings = SETTINGS) -> list[list[int]]:
     server = Server(load_on_cpu(folder, settings), settings)
     for counter, prompt in enumerate(PROMPTS):
-        server.ask(counter, prompt, GREEDY)
+        server.ask(counter, prompt, FEW)
     server.run()
     return [server.tokens[counter] for counter in range(len(PROMPTS))]
 
 
 def said(model: PreTrainedModel) -> list[list[int]]:
-    return [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
+    return [greedy_ids(model, prompt, FEW.max_tokens) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("name", FORMS)
