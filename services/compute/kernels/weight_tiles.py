@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from services.compute.kernels.expert_matmul_config import STEP_INPUTS
 from services.compute.kernels.packed_codes import (
     FP4_EXPONENT,
+    complete,
     decode,
     decode_bf16,
     decode_scaled_fp4,
@@ -229,17 +230,6 @@ def _dot(w_OI, x_TI, sums, FORM: tl.constexpr):
 
 
 @triton.jit
-def _complete(sums):
-    """The sums once they are there, by no instruction.
-
-    Tensor cores read decoded weights out of registers after their instruction has been issued.
-    While nothing else asks for the sums, Triton lets products go on beside the next step, whose
-    weights are then decoded into registers that are still being read: now and then sums were wrong.
-    """
-    return tl.inline_asm_elementwise("", "=f,0", [sums], tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
 def step_weights(
     code_desc, scale_desc, zero_desc, code_ptr, scale_ptr, zero_ptr, slab, first_o, step,
     dtype: tl.constexpr, ROWS: tl.constexpr, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr,
@@ -286,7 +276,7 @@ def add_products(total, w_OI, scale_OG, zero_OG, x_TI, x_sum_T, FORM: tl.constex
     else:
         total = _dot(w_OI, x_TI, total, FORM)
         if FORM[0] is not None and FORM[5] != "wide":
-            total = _complete(total)
+            total = complete(total)
     return total
 
 
