@@ -8,7 +8,7 @@ from functools import partial
 
 from services.compute.kernels.choices import Key, Options, packed_form
 from services.compute.kernels.expert_matmul_config import (
-    MAX_BLOCK_ROWS,
+    MAX_CODE_BLOCK_ROWS,
     MAX_STAGES,
     ExpertConfig,
     ExpertStack,
@@ -51,7 +51,7 @@ def quantized_block_rows(num_pairs: int, num_experts: int) -> int:
     """Rows of a tile: half as many again as an expert has, so that few weights are read twice;
     of codes, tiles that are not full cost little."""
     rows = 1 << max(0, -(-3 * num_pairs // (2 * num_experts)) - 1).bit_length()
-    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows))
+    return max(MIN_BLOCK_ROWS, min(MAX_CODE_BLOCK_ROWS, rows))
 
 
 def quantized_expert_config(
@@ -62,7 +62,7 @@ def quantized_expert_config(
         rows,
         block_out=SCALE_GROUP if emits or not gated else 64,
         block_in=128,
-        num_warps=8 if rows >= MAX_BLOCK_ROWS or (emits and rows > MIN_BLOCK_ROWS) else 4,
+        num_warps=8 if emits and rows > MIN_BLOCK_ROWS else 4,
     )
     return _staged(config, gated)
 
