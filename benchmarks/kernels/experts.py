@@ -60,7 +60,7 @@ COMPARED = 8
 """Pairs of a product."""
 
 MAX_ROW_TOKENS = 4
-"""Up to which a layer is timed by rows and by pairs, too."""
+"""Up to which a layer is timed by row, too."""
 
 DTYPE = torch.bfloat16
 
@@ -164,24 +164,14 @@ class Rows:
     def sort(self, *, pdl: bool = False) -> None:
         sort_experts(self.experts_TK, self.order, pdl=pdl)
 
-    @property
-    def pairs(self) -> ExpertOrder:
-        """As they come."""
-        return ExpertOrder.of_pairs(self.experts_TK, self.mixture.num_experts)
-
-    def gate_up(
-        self, config: ExpertConfig, order: ExpertOrder | None = None, *, pdl: bool = False
-    ) -> None:
-        mixture, order = self.mixture, order or self.order
+    def gate_up(self, config: ExpertConfig, *, pdl: bool = False) -> None:
+        mixture = self.mixture
         expert_gate_up(
-            self.x_TE, mixture.gate_up, order, self.inner_RF, mixture.gating, config, pdl=pdl
+            self.x_TE, mixture.gate_up, self.order, self.inner_RF, mixture.gating, config, pdl=pdl
         )
 
-    def down(
-        self, config: ExpertConfig, order: ExpertOrder | None = None, *, pdl: bool = False
-    ) -> None:
-        order = order or self.order
-        expert_down(self.inner_RF, self.mixture.down, order, self.rows_RE, config, pdl=pdl)
+    def down(self, config: ExpertConfig, *, pdl: bool = False) -> None:
+        expert_down(self.inner_RF, self.mixture.down, self.order, self.rows_RE, config, pdl=pdl)
 
     def combine(self, *, pdl: bool = False) -> None:
         combine_experts(WeightedRows(self.rows_RE, self.weights_TK), self.out_TE, pdl=pdl)
@@ -206,13 +196,6 @@ class Rows:
         self.down(down, pdl=pdl)
         self.combine(pdl=pdl)
 
-    def layer_of_pairs(self, gate_up: ExpertConfig, down: ExpertConfig, *, pdl: bool) -> None:
-        """The same without sorting, with the router's product."""
-        self.route_few(pdl=pdl)
-        self.gate_up(gate_up, self.pairs, pdl=pdl)
-        self.down(down, self.pairs, pdl=pdl)
-        self.combine(pdl=pdl)
-
     def layer_by_row(self, *, pdl: bool) -> None:
         """All launches of a layer of very few rows, with the router's product."""
         self.route_few(pdl=pdl)
@@ -222,7 +205,6 @@ class Rows:
     @property
     def compared_R(self) -> Tensor:
         """The first pairs in order."""
-        assert self.order.order_R is not None
         return self.order.order_R[:COMPARED].long()
 
     def gate_up_error(self) -> float:
@@ -334,7 +316,5 @@ def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
         yield case(f"{at} gate/up by row", [r.gate_up_rows for r in drawn], first, [gate_up])
         yield case(f"{at} down by row", [r.down_rows for r in drawn], first, [down])
         for pdl in (False, True):
-            runs = [partial(r.layer_of_pairs, gate_config, down_config, pdl=pdl) for r in drawn]
-            yield case(f"{at} layer of pairs{', pdl' * pdl}", runs, first, both)
             runs = [partial(r.layer_by_row, pdl=pdl) for r in drawn]
             yield case(f"{at} layer by row{', pdl' * pdl}", runs, first, both)

@@ -34,7 +34,7 @@ from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.quantization.packed import Packed
 
 TOKENS = (1, 64, 256, 2048)
-"""One row by its pairs, the others by tiles."""
+"""One by row, the others by tiles."""
 
 MOST_CUTS = 26
 BEST = 3

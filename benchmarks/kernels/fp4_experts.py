@@ -27,7 +27,7 @@ from services.compute.kernels.expert_matmul_config import (
 )
 
 TOKENS = (4, 16, 64, 256, 1024)
-BLOCKS = {4: (16,), 16: (16,), 64: (16, 32), 256: (32, 64, 128), 1024: (64, 128)}
+BLOCKS = {4: (16,), 16: (16,), 64: (16, 32), 256: (32, 64), 1024: (64,)}
 DRAWN = 3
 MIXTURE = MIXTURES[2]
 GATED = (
@@ -56,7 +56,7 @@ def cuts(rows: int, *, gated: bool) -> list[Cut]:
     for cut in GATED if gated else DOWN:
         config = ExpertConfig(rows, *cut)
         sums = rows * config.block_out * (2 if gated else 1)
-        if sums <= 64 * 32 * config.num_warps and not (rows == 128 and config.num_warps == 4):
+        if sums <= 64 * 32 * config.num_warps:
             found.append((config, False))
     return list(dict.fromkeys(found))
 

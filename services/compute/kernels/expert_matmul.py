@@ -2,7 +2,6 @@
 
 The first of an expert's two products takes rows of tokens and writes those of pairs in the order of
 experts, its gating in the launch; the second writes pairs where `combine` finds a token's together.
-Without an order, for a very few rows, a tile is one pair.
 
 A row's sums follow from the row and from the launch's constants. Weights are the taller operand.
 
@@ -53,7 +52,6 @@ def _expert_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     # Gates and ups are one product, but for weights that tensor cores read where they were copied
     # to.
@@ -65,17 +63,11 @@ def _expert_kernel(
     tile = tl.program_id(1)
     expert = tl.load(tile_ptr + tile)
     if expert >= 0:
-        if order_ptr is not None:
-            first = tl.load(tile_ptr + num_tiles + tile)
-            end = tl.load(tile_ptr + 2 * num_tiles + tile)
-        else:  # a tile is a pair
-            first = tile
-            end = tile + 1
+        first = tl.load(tile_ptr + num_tiles + tile)
+        end = tl.load(tile_ptr + 2 * num_tiles + tile)
         r = first + tl.arange(0, BLOCK_T)
         is_row_T = r < end
-        pair_T = r
-        if order_ptr is not None:
-            pair_T = tl.load(order_ptr + r, mask=is_row_T, other=0)
+        pair_T = tl.load(order_ptr + r, mask=is_row_T, other=0)
         in_row_T = pair_T // K if K > 0 else r
         out_row_T = pair_T if GATING is None else r
         first_o = tl.program_id(0) * BLOCK_O
@@ -112,6 +104,8 @@ def _expert_kernel(
                     FORM,
                 )  # fmt: skip
                 up_total = add_products(up_total, w_OI, scale_OG, zero_OG, x_TI, x_sum_T, FORM)
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
         total = finished(
             total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, slab, first_o, NUM_OUT, PARTS, FORM
         )

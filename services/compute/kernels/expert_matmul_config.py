@@ -16,13 +16,17 @@ from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
 from services.compute.quantization.packed import Packed, Weight
 
-MAX_PAIR_TOKENS = 2
-"""Of more, too many have experts in common: sorting takes less than reading those again."""
-
-MAX_QUAD_TOKENS = 4
-"""The same of codes of 4 bits, which without an order take two launches less."""
+MAX_ROW_TOKENS = 1
+MAX_CODE_ROW_TOKENS = 2
+"""That go one by one; of codes, the other. A layer's launches on an H200, one by one and by tiles,
+in microseconds: of Qwen3-30B-A3B at one token 28 and 29, at two 51 and 48; of its codes of FP8 24
+and 33, 37 and 39, at four 66 and 61; of gpt-oss-20B's of MXFP4 44 and 48, at four 116 and 90."""
 
 MAX_BLOCK_ROWS = 128
+MAX_CODE_BLOCK_ROWS = 64
+"""Of tiles of codes. Gates and ups of 1,024 tokens took 561 microseconds with 128 and 372 with 64
+of gpt-oss-20B, and 240 and 171 of Qwen3-30B-A3B in FP8, where codes meet codes."""
+
 INVARIANT_BLOCK_ROWS = 64
 """Of all tiles where a row's result may not follow from how many there are."""
 
@@ -75,22 +79,18 @@ class ExpertConfig:
         return min(255, REGISTERS // (32 * self.num_warps * self.programs) // 8 * 8)
 
 
-Way: TypeAlias = Literal["row", "pair", "tile"]
-"""What a program has rows of: one (expert_matvec), of one pair, or of a tile of an expert's."""
+Way: TypeAlias = Literal["row", "tile"]
+"""What a program has: a row (expert_matvec), or a tile of those of an expert."""
 
 
 def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
     """How so many tokens meet their experts. Where a row's result may not follow from how many
     there are, all go by tiles."""
-    weight = stack.weight
-    if invariant:
-        return "tile"
-    if isinstance(weight, Packed) and has_quads(weight):
-        return "row" if num_tokens <= MAX_QUAD_TOKENS else "tile"
-    if num_tokens > MAX_PAIR_TOKENS:
-        return "tile"
-    has_halves = isinstance(weight, Packed) and weight.has_halves
-    return "row" if num_tokens == 1 and not has_halves else "pair"
+    weight, most = stack.weight, MAX_ROW_TOKENS
+    if isinstance(weight, Packed):
+        is_slow = weight.has_halves and not has_quads(weight)
+        most = 0 if is_slow else MAX_CODE_ROW_TOKENS
+    return "row" if num_tokens <= most and not invariant else "tile"
 
 
 def block_rows(
@@ -103,8 +103,10 @@ def block_rows(
     if invariant:
         return INVARIANT_BLOCK_ROWS
     mean = -(-num_pairs // stack.num_experts)
-    rows = mean + mean // 2 if isinstance(stack.weight, Packed) else mean
-    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, 1 << (rows - 1).bit_length()))
+    rows, most = mean, MAX_BLOCK_ROWS
+    if isinstance(stack.weight, Packed):
+        rows, most = mean + mean // 2, MAX_CODE_BLOCK_ROWS
+    return max(MIN_BLOCK_ROWS, min(most, 1 << (rows - 1).bit_length()))
 
 
 def expert_config(
@@ -116,7 +118,7 @@ def expert_config(
         return ExpertConfig(rows, 32, block_in, num_stages=2)
     is_wide = isinstance(stack.weight, Packed) or rows >= MAX_BLOCK_ROWS
     block_out = 128 if is_wide and not gated else 64
-    num_warps = 8 if rows >= 128 else 4
+    num_warps = 8 if rows >= MAX_BLOCK_ROWS else 4
     config = ExpertConfig(rows, block_out, _block_in(stack, rows), num_warps)
     return _staged(config, stack, gated)
 
@@ -191,7 +193,7 @@ def _programs(config: ExpertConfig, stack: ExpertStack, gated: bool) -> int:
     """Where two codes in a byte are decoded, as many as there are registers for."""
     has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
     outputs = config.block_out * (2 if gated else 1)
-    if not has_halves or config.num_warps > 4 or config.block_rows > 64 or outputs > 128:
+    if not has_halves or config.num_warps > 4 or outputs > 128:
         return 2
     return 4 if config.block_rows <= 32 and config.block_in == STEP_INPUTS else 3
 

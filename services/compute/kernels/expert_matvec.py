@@ -44,27 +44,25 @@ class ExpertRowConfig:
     rows: int  # outputs of a program; of gates, where there are gates
     step_inputs: int
     num_warps: int = 4
-    max_registers: int | None = None  # of a thread, with codes of 4 bits
 
 
 WARP_QUADS = 32
-QUAD_REGISTERS = 168
-"""Of a thread: twelve warps fit a multiprocessor."""
 
 
 def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
+    is_packed = isinstance(stack.weight, Packed)
     if isinstance(stack.weight, Packed) and has_quads(stack.weight):
         count = stack.num_in // QUAD
         quads = next((q for q in (32, 16, 8) if -(-count // q) * q * 8 <= count * 9), WARP_QUADS)
-        if gated:
-            return ExpertRowConfig(8, quads * QUAD, 1, QUAD_REGISTERS)
-        return ExpertRowConfig(8, quads * QUAD, 4)
-    if not gated and not isinstance(stack.weight, Packed):  # a warp has a row
-        return ExpertRowConfig(4, min(256, triton.next_power_of_2(stack.num_in)))
-    step = min(2048, triton.next_power_of_2(stack.num_in))
+        return ExpertRowConfig(16, quads * QUAD, 2) if gated else ExpertRowConfig(8, quads * QUAD)
+    width = triton.next_power_of_2(stack.num_in)
+    if not gated:  # a warp has a row
+        num_warps = 1 if is_packed else 4
+        return ExpertRowConfig(num_warps, min(256, width), num_warps)
+    step = min(2048, width)
     if stack.num_in % step and step > 512:  # padding would be loads of nothing
         step = 512
-    return ExpertRowConfig(2 if gated else 4, step)
+    return ExpertRowConfig(2 if is_packed else 1, step)
 
 
 @triton.jit
@@ -119,7 +117,6 @@ def _gate_up_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     EVEN: tl.constexpr = NUM_OUT % ROWS == 0
     pair = tl.program_id(1)
@@ -142,6 +139,8 @@ def _gate_up_kernel(
         up = _code_sums(
             x_row, code_ptr, scale_ptr, zero_ptr, up_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS, FORM
         )
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     gate = _add_bias(gate, bias_ptr, gate_R, o_in)
     up = _add_bias(up, bias_ptr, up_R, o_in)
     y_R = gated_rounded(gate, up, GATING, x_ptr.dtype.element_ty)
@@ -157,7 +156,6 @@ def _down_kernel(
     UNIT_BYTES: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     EVEN: tl.constexpr = NUM_OUT % ROWS == 0
     token = tl.program_id(1)
@@ -179,6 +177,8 @@ def _down_kernel(
                 FORM,
             )  # fmt: skip
         total_R += _add_bias(y_R, bias_ptr, row_R, o_in) * weight
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     if FORM is None:
         total_R += tl.sum(y_RI, axis=1)
     total_R = add_shared(total_R, shared_ptr, gate_ptr, token, o_R, o_in, NUM_OUT)
@@ -291,7 +291,6 @@ def _quad_constants(stack: ExpertStack, config: ExpertRowConfig, x: Tensor) -> d
         "FORM": (weight.kind, weight.scales_OG.shape[1], *strides, weight.zeros_OG is not None),
         "ASM": x.is_cuda,
         "num_warps": config.num_warps,
-        "maxnreg": config.max_registers,
     }
 
 

@@ -341,7 +341,6 @@ def quad_gate_up_kernel(
 ):  # fmt: skip
     """Gates and ups of a pair, gated."""
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     pair = tl.program_id(1)
     first = tl.load(expert_ptr + pair) * 2
@@ -351,6 +350,8 @@ def quad_gate_up_kernel(
         first + tl.arange(0, 2 * QUADS) // QUADS, NUM_OUT, NUM_IN, ROWS, QUADS, FORM,
         ASM,
     )  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
     if bias_ptr is not None:
         map_M = first + tl.arange(0, 2)
@@ -370,7 +371,6 @@ def quad_down_kernel(
 ):  # fmt: skip
     """Outputs of a token: the weighted sums of what all of its experts make of it, at once."""
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(1)
     k = tl.arange(0, BLOCK_K)
@@ -382,6 +382,8 @@ def quad_down_kernel(
         tl.load(expert_ptr + token * K + k_N), NUM_OUT, NUM_IN, ROWS, QUADS, FORM,
         ASM,
     )  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
     if bias_ptr is not None:
         map_M = tl.load(expert_ptr + pair_M)

@@ -153,3 +153,15 @@ def decode_scaled_fp4(codes, scale):
         _FP4_TO_BF16, "=r,=r,h,r", [codes, scale], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True,
         pack=2,
     )  # fmt: skip
+
+
+@triton.jit
+def complete(sums):
+    """Sums of products with decoded weights once they are there, by no instruction.
+
+    Tensor cores read such weights out of registers while the program goes on. If nothing else in a
+    loop asks for the sums, Triton does not wait for them at a step's end, and the next step's
+    weights are decoded into registers that are still being read: now and then, sums were wrong.
+    """
+    KIND: tl.constexpr = "=r,0" if sums.dtype == tl.int32 else "=f,0"
+    return tl.inline_asm_elementwise("", KIND, [sums], sums.dtype, is_pure=True, pack=1)

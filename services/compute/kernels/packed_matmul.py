@@ -22,7 +22,7 @@ from torch import Tensor
 from services.compute.kernels.choices import Key, Options, packed_form, rows_bucket
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.matvec_config import NUM_SMS
-from services.compute.kernels.packed_codes import decode, inputs_of, kernel_kind
+from services.compute.kernels.packed_codes import complete, decode, inputs_of, kernel_kind
 from services.compute.kernels.skinny_matmul_config import (
     MAX_SPLIT_OUTPUTS,
     MAX_SPLITS,
@@ -225,6 +225,8 @@ def _packed_matmul_kernel(
                 )  # fmt: skip
             x_TI = _load_rows(x_ptr, t, i + 16, t_in, b_in, NUM_IN)
             sums, x_sum_T = _add_product(sums, x_sum_T, upper_OI, x_TI, SUMS_X, WIDEN)
+        if not BY_GROUP and not WIDEN:
+            sums = complete(sums)
         if BY_GROUP:
             place_O = o * SCALE_O + start // (NUM_BYTES // G) * SCALE_G
             total += _times_scale(sums, x_sum_T, scale_ptr, zero_ptr, place_O, o_in, HAS_ZEROS)

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
+from services.compute.kernels.packed_codes import complete
 from services.compute.kernels.quantized_matmul_config import QuantizedConfig, row_form
 from services.compute.kernels.quantized_rows import QuantizedRows
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
@@ -219,6 +220,8 @@ def _quantized_matmul_kernel(
             sums = _dot(low, x, sums, WIDEN)
             x = x_desc.load([first_t * PLANES, k * BLOCK_I + BLOCK_B])
             sums = _dot(high, x, sums, WIDEN)
+            if CARRIED and not WIDEN:
+                sums = complete(sums)
         else:
             x = x_desc.load([first_t * PLANES, k * BLOCK_I])
             sums = _dot(codes, x, sums, WIDEN)

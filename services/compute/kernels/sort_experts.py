@@ -37,7 +37,7 @@ class ExpertOrder:
     num_experts: int
     block_rows: int  # of a tile
     num_pairs: int
-    order_R: Tensor | None  # int32: the pairs; None: as they come, a tile each
+    order_R: Tensor  # int32: the pairs
     tiles_3N: Tensor  # int32: a tile's expert, first place in the order, and end; `NO_EXPERT`: none
 
     @staticmethod
@@ -58,13 +58,6 @@ class ExpertOrder:
         return ExpertOrder(num_experts, block_rows, num_pairs, order_R, tiles_3N)
 
     @staticmethod
-    def of_pairs(experts_TK: Tensor, num_experts: int) -> ExpertOrder:
-        """Of so few that hardly two have an expert in common: nothing is sorted."""
-        assert experts_TK.is_contiguous()
-        num_pairs = experts_TK.numel()
-        return ExpertOrder(num_experts, MIN_BLOCK_ROWS, num_pairs, None, experts_TK.view(1, -1))
-
-    @staticmethod
     def empty(
         num_pairs: int, num_experts: int, block_rows: int, device: torch.device
     ) -> ExpertOrder:
@@ -79,8 +72,8 @@ def _sort_kernel(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     expert = tl.program_id(0)
     r = tl.arange(0, CHUNK)
     before, own = tl.zeros((CHUNK,), dtype=tl.int32), tl.zeros((CHUNK,), dtype=tl.int32)
@@ -136,7 +129,6 @@ def sort_experts(experts_TK: Tensor, order: ExpertOrder, *, pdl: bool = False) -
 def sort_experts_reference(experts_TK: Tensor, order: ExpertOrder) -> None:
     """By a stable sort."""
     expert_R, block = experts_TK.flatten().long(), order.block_rows
-    assert order.order_R is not None
     order.order_R.copy_(expert_R.argsort(stable=True))
     order.tiles_3N[0].fill_(NO_EXPERT)
     begin = 0

@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from services.compute.kernels.expert_matmul_config import STEP_INPUTS
 from services.compute.kernels.packed_codes import (
     FP4_EXPONENT,
+    complete,
     decode,
     decode_bf16,
     decode_scaled_fp4,
@@ -274,6 +275,8 @@ def add_products(total, w_OI, scale_OG, zero_OG, x_TI, x_sum_T, FORM: tl.constex
         total += sums * scale_OG
     else:
         total = _dot(w_OI, x_TI, total, FORM)
+        if FORM[0] is not None and FORM[5] != "wide":
+            total = complete(total)
     return total
 
 

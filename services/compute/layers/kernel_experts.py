@@ -1,9 +1,9 @@
 """A mixture of experts on a GPU: launches that depend on shapes alone, whatever rows choose.
 
-One row takes three: the router's product and the choice, and two products that read the maps of the
-row's experts. Many take six: rows are put in the order of experts, so that a tile of a product has
-one expert's, and what becomes of them is added up at the end. Where maps take codes of 8 bits, two
-more make them.
+Very few rows take three: the router's product and the choice, and two products that read the maps
+of each row's experts. Many take six: rows are put in the order of experts, so that a tile of a
+product has one expert's, and what becomes of them is added up at the end. Where maps take codes of
+8 bits, two more make them.
 
 Shape legend: T tokens, E hidden width, F inner width of an expert, X experts, K experts of a token,
 R = T * K pairs of a token and an expert.
@@ -201,16 +201,12 @@ class ExpertProduct:
         """Rows of pairs."""
         gate_up, down = _stacks(experts)
         num_experts, num_pairs = experts.routing.num_experts, routes.experts_TK.numel()
-        value: Tensor | QuantizedRows = x_TE
-        if way(len(x_TE), gate_up, invariant=self._invariant) == "pair":
-            order = ExpertOrder.of_pairs(routes.experts_TK, num_experts)
+        value = self._codes(x_TE, gate_up, scratch)
+        if isinstance(value, QuantizedRows):
+            rows = quantized_block_rows(num_pairs, num_experts)
         else:
-            value = self._codes(x_TE, gate_up, scratch)
-            if isinstance(value, QuantizedRows):
-                rows = quantized_block_rows(num_pairs, num_experts)
-            else:
-                rows = block_rows(num_pairs, gate_up, x_TE.dtype, invariant=self._invariant)
-            order = self._ordered(routes, num_experts, rows, scratch)
+            rows = block_rows(num_pairs, gate_up, x_TE.dtype, invariant=self._invariant)
+        order = self._ordered(routes, num_experts, rows, scratch)
         inner = self._inner(value, gate_up, down, order, experts.gating, scratch)
         rows_RE = kept.take(num_pairs, down.num_out)
         self._down(inner, down, order, rows_RE)
@@ -262,7 +258,7 @@ class ExpertProduct:
             inner_RF = scratch.take(*size)
             run = partial(expert_gate_up, x, gate_up, order, inner_RF, gating, pdl=self._pdl)
             self._launch(gate_up, order, x.dtype, run, gated=True)
-            return inner_RF if order.order_R is None else self._codes(inner_RF, down, scratch)
+            return self._codes(inner_RF, down, scratch)
         form, rows = self._row_form(down), order.block_rows
         emits = form is not None and emits_codes(form, rows)
         out = _room(form, size, scratch) if form is not None and emits else scratch.take(*size)

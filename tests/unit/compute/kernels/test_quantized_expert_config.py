@@ -17,7 +17,7 @@ from services.compute.kernels.quantized_expert_config import (
 from services.compute.quantization.at_load import quantized
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize("rows", [16, 32, 64])
 def test_all_cuts_have_room_and_can_be_remembered(rows: int) -> None:
     stack = ExpertStack(quantized(torch.ones(4 * 256, 512), "fp8"), 4)
     form = expert_row_form(stack.weight)
@@ -32,4 +32,4 @@ def test_all_cuts_have_room_and_can_be_remembered(rows: int) -> None:
 
 def test_tiles_have_room_for_more_rows_than_experts_have_on_average() -> None:
     found = [quantized_block_rows(8 * tokens, 128) for tokens in (4, 64, 256, 284, 512, 4096)]
-    assert found == [16, 16, 32, 32, 64, 128]
+    assert found == [16, 16, 32, 32, 64, 64]
