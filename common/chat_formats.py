@@ -237,6 +237,10 @@ _PYTHONIC = re.compile(r"""\[func(?:tion)?_?(?:name)?_?1?\(|\.name\s*[+~]\s*["']
 _LLAMA_JSON = re.compile(r"""\\?["']parameters\\?["']\s*:\s""")
 # Where a generation prompt opens the reasoning itself, the tag is the last that it writes.
 _OPENED = re.compile(r"""<think>(?:\\+n|\n)*['"]\s*-?\}\}""")
+
+# Variables by which requests turn the reasoning on or off: Qwen3, GLM and others read the one name,
+# DeepSeek and Granite the other; templates ignore variables that they do not know.
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 _SWITCH = re.compile(r"\b(?:enable_)?thinking\b")  # by which requests turn the reasoning off
 
 
@@ -282,6 +286,15 @@ def opens_reasoning(template: str) -> bool:
     Such a model never opens it: a prompt without the opening tag asks for an answer without any.
     """
     return _OPENED.search(template) is not None
+
+
+def turns_off(template: str, reasoning_format: str, variables: Mapping[str, object]) -> bool:
+    """Return whether the template itself asks for an answer without reasoning.
+
+    Harmony's cannot: there `thinking` is a field of messages.
+    """
+    is_off = any(variables.get(switch) is False for switch in THINKING_SWITCHES)
+    return is_off and reasoning_format != "harmony" and _SWITCH.search(template) is not None
 
 
 def special_ids(markers: Iterable[str], added: Mapping[int, AddedToken]) -> dict[str, int]:

@@ -234,6 +234,11 @@ class DecoderShape:
         return self.num_layer_weights + self.vocab_size * self.hidden_size
 
     @property
+    def num_common_weights(self) -> int:
+        """The weights of steps that every token sees: all but those of experts it is routed to."""
+        return self.num_step_weights - self.num_expert_weights
+
+    @property
     def num_weights(self) -> int:
         """All weights except norms and biases."""
         embedding = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size

@@ -77,6 +77,7 @@ class GgufOptions:
     pre: str = "gpt-2"
     shard_tensors: int = 0  # so many in each of several files
     merged_qkv: bool = False
+    merged_experts: bool = False  # gates and ups are one tensor
     whole_latents: bool = False  # keys and values are made by one matrix, as in older files
     more: Callable[[gguf.GGUFWriter], None] = lambda writer: None
     blocks: Mapping[str, tuple[str, Array]] = field(default_factory=dict)  # kinds and bytes
@@ -291,6 +292,12 @@ def _add_tensors(
         tensors = _stacked(tensors)
     if "kv_lora_rank" in raw and not options.whole_latents:
         tensors = dict(_split_latents(tensors, raw))
+    if options.merged_experts:
+        tensors = dict(tensors)
+        for name in [name for name in tensors if ".experts.gate_proj" in name]:
+            both = tensors.pop(name), tensors.pop(name.replace("gate_proj", "up_proj"))
+            own = f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight"
+            _add_tensor(writer, raw, own, np.concatenate(both, axis=1), options.kind)
     for name, tensor in tensors.items():
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if own is None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.kernels.case import Case
 from services.compute.kernels.activations import gated_reference
-from services.compute.kernels.combine_experts import combine_experts
+from services.compute.kernels.combine_experts import WeightedRows, combine_experts
 from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
 from services.compute.kernels.expert_matmul_config import (
     ExpertConfig,
@@ -174,7 +174,7 @@ class Rows:
         expert_down(self.inner_RF, self.mixture.down, self.order, self.rows_RE, config, pdl=pdl)
 
     def combine(self, *, pdl: bool = False) -> None:
-        combine_experts(self.rows_RE, self.weights_TK, None, self.out_TE, pdl=pdl)
+        combine_experts(WeightedRows(self.rows_RE, self.weights_TK), self.out_TE, pdl=pdl)
 
     def gate_up_rows(self, config: ExpertRowConfig | None = None, *, pdl: bool = False) -> None:
         mixture, experts = self.mixture, self.experts_TK

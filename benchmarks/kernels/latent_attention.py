@@ -23,11 +23,11 @@ from services.compute.kernels.kv_format import FP8, LayerFormat
 from services.compute.kernels.latent_attention import (
     latent_attention_reference,
     latent_decode_attention,
-    merge_rows,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_entries import LatentNorms, store_latents
 from services.compute.kernels.latent_heads import absorb_queries, expand_values
+from services.compute.kernels.latent_merge import merge_rows
 from services.compute.kernels.latent_prefill import (
     ChunkTiling,
     ExpandedChunks,
@@ -35,8 +35,8 @@ from services.compute.kernels.latent_prefill import (
 )
 from services.compute.kernels.latent_tiling import (
     LatentTiling,
-    extra_programs,
     head_tiles,
+    programs_at_once,
 )
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.rotate_and_store import RotaryTables
@@ -52,25 +52,17 @@ MAX_RUNS = 20
 MAX_ERROR = 1e-2
 
 DECODE_TILINGS = {
-    "V2 Lite": (
-        ((32, 4, 3, False), (1, 68, 200)),
-        ((64, 8, 2, False), (1, 68, 200)),
-        ((32, 8, 4, False), (68,)),
-        ((64, 4, 2, True), (1, 68)),
-        ((64, 8, 2, True), (68,)),
-    ),
-    "V3": (((32, 8, 3, False), (4, 132)), ((64, 8, 2, False), (4, 132)), ((64, 8, 2, True), (4,))),
+    "V2 Lite": (((32, 4, 3), (68, 264)), ((64, 8, 2), (132,)), ((32, 8, 4), (132,))),
+    "V3": (((32, 8, 3), (132,)), ((64, 8, 2), (132, 264))),
 }
-"""(positions of a block, warps, stages, whether entries are the rows of products), and programs
-beyond one for each row and tile."""
+"""(positions of a block, warps, stages), and programs that contexts are shared among."""
 
-BATCHES = {"V2 Lite": ("1x420", "64x420", "256x420", "64x4096"), "V3": ("64x420", "64x4096")}
+BATCHES = {
+    "V2 Lite": ("1x420", "1x32768", "64x420", "256x420", "64x4096"),
+    "V3": ("64x420", "64x4096"),
+}
 
-FP8_TILINGS = (
-    (32, 4, 3, False),
-    (64, 8, 2, False),
-    (64, 8, 2, True),
-)
+FP8_TILINGS = ((32, 4, 3), (64, 8, 2))
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))
 """(positions of a block, warps, stages)"""
 
@@ -114,8 +106,7 @@ def _random(*shape: int) -> torch.Tensor:
 def _said(tiling: LatentTiling | None) -> str:
     if tiling is None:
         return ""
-    said = f" {tiling.block_n} warps {tiling.num_warps} stages {tiling.num_stages}"
-    return said + " tall" * tiling.tall
+    return f" {tiling.block_n} warps {tiling.num_warps} stages {tiling.num_stages}"
 
 
 def _fitting(case: Case) -> Iterator[Case]:
@@ -143,9 +134,9 @@ class _Decode:
         self.inputs.q_len_R[: self.rows] = 1
         self.inputs.token_start_R[: self.rows] = torch.arange(self.rows)
         self.table = resident.page_table[0]
-        extra = programs or extra_programs(self.heads)
+        programs = programs or programs_at_once(self.heads)
         sizes = (self.rows, tiles, self.heads // tiles, RANK)
-        self.work = DecodeWork.make(*sizes, device=device, extra_programs=extra)
+        self.work = DecodeWork.make(*sizes, device=device, extra_programs=programs, one_wave=True)
         plan_decode(self.inputs, self.work, PAGE_TOKENS, self.rows)
         self.form = LayerFormat(1, PAGE_TOKENS, WIDTH, torch.bfloat16, entry, RANK)
         entries = sum(self.lengths) * self.form.num_bytes // PAGE_TOKENS

@@ -22,7 +22,6 @@ import torch
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.experts import DTYPE, Mixture, Rows, case
 from benchmarks.kernels.matvec_sweep import compilers, time_s
-from services.compute.kernels import quantized_expert_matmul
 from services.compute.kernels.expert_matmul_config import (
     MAX_BLOCK_ROWS,
     ExpertConfig,
@@ -38,7 +37,6 @@ from services.compute.kernels.quantized_expert_config import (
     quantized_expert_options,
 )
 from services.compute.kernels.quantized_expert_matmul import (
-    PREFETCHING_PROGRAMS,
     quantized_down,
     quantized_gate_up,
 )
@@ -262,9 +260,6 @@ def report(mixture: int, num_tokens: int) -> None:
         f"codes {up[0].us(new):.1f} {down[0].us(new):.1f} layer {us(layers[0], new):.1f}; "
         f"quantizing {us(CodeRows.quantize_x, new):.1f} {us(CodeRows.quantize_inner, new):.1f}"
     )
-    quantized_expert_matmul.PREFETCHING_PROGRAMS = 0
-    print(f"    without prefetching: layer {us(layers[0], new):.1f}")
-    quantized_expert_matmul.PREFETCHING_PROGRAMS = PREFETCHING_PROGRAMS
     for layer, cut in zip(layers[1:], emitting, strict=True):
         print(f"    gate/up {cut.line(new)}: layer {us(layer, new):.1f}")
     for name, found in (("gate/up", up), ("down", down)):

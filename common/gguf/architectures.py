@@ -26,11 +26,15 @@ _BEHIND = {
 _GEMMA2_NAMES = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 SPLIT = "self_attn.{q,k,v}_proj"  # one tensor there, three here
-_EXPERTS = {  # one tensor there, one for each expert here
+_EXPERTS_APART = {  # one tensor there, one for each expert here
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_EXPERTS = {  # gates and ups are two tensors, or one
+    **_EXPERTS_APART,
+    "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
 }
 
 
@@ -43,6 +47,7 @@ _MIXTRAL_EXPERTS = {
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    "ffn_gate_up_exps": "block_sparse_moe.experts.{}.gate_up_proj",
 }
 _LATENTS = {
     "attn_q_a": "self_attn.q_a_proj",
@@ -119,6 +124,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         {
             **_EXPERTS,
             **_shared_experts("shared_mlp"),
+            "ffn_gate_up_exps": "block_sparse_moe.experts.{}.input_linear",
             "ffn_gate_inp": "block_sparse_moe.router.layer",
             "ffn_down_exps": "block_sparse_moe.experts.{}.output_linear",
         },
@@ -219,7 +225,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gpt-oss": GgufArchitecture(
         "GptOssForCausalLM",
         {
-            **_EXPERTS,
+            **_EXPERTS_APART,  # in one, they would be rows in turns here
             "post_attention_norm": "post_attention_layernorm",
             "attn_sinks": "self_attn.sinks",
             "ffn_gate_inp": "mlp.router",

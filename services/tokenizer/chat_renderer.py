@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jinja2 import TemplateError
 
-from common.chat_formats import REASONING_FORMATS, formats_of, opens_reasoning
+from common.chat_formats import REASONING_FORMATS, formats_of, opens_reasoning, turns_off
 from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import TokenizerFolder
@@ -106,7 +106,7 @@ class ChatRenderer:
         messages = json.loads(prompt.messages_json)
         tools = json.loads(prompt.tools_json) if prompt.tools_json else None
         template = self._template(has_tools=tools is not None)
-        variables = None
+        variables: dict[str, Any] | None = None
         if prompt.template_kwargs_json:
             variables = json.loads(prompt.template_kwargs_json)
             check_kwargs(variables, self._settings.template_kwargs, template.source)
@@ -121,7 +121,11 @@ class ChatRenderer:
         )
         text = template.render(conversation, now_s)
         continued = _final_text(messages) if prompt.continue_final_message else None
-        return RenderedChat(text, tools or [], self._answer_format(template, text, continued))
+        format = self._answer_format(template, text, continued)
+        kind = format.reasoning_format
+        if format.stage == "before" and turns_off(template.source, kind, variables or {}):
+            format = replace(format, stage="behind")
+        return RenderedChat(text, tools or [], format)
 
     def _answer_format(
         self, template: ChatTemplate, text: str, continued: str | None

@@ -86,13 +86,13 @@ async def test_what_ends_by_stop_is_json_of_the_schema(
     settings = {"schedule": schedule, "in_flight_steps": in_flight_steps}
     async with structured_ring(tmp_path, static_batch_window_s=0.001, **settings) as ring:
         grammar = schema_grammar(PERSON)
-        first = 1 + 12 * (in_flight_steps + 3 * len(schedule))  # texts of its own in each case
-        seeds = range(first, first + 12)
+        first = 1 + 6 * (in_flight_steps + 3 * len(schedule))  # texts of its own in each case
+        seeds = range(first, first + 6)
         attempts = [ring.ask(n, **structured(grammar, seed=n)) for n in seeds]
         await all_ended(ring, attempts)
         for attempt in attempts:
             check_person(ring, attempt)
-        assert sum(ring.endings(attempt) == ["stop"] for attempt in attempts) >= 9
+        assert sum(ring.endings(attempt) == ["stop"] for attempt in attempts) >= 4
 
 
 async def test_what_is_cut_short_says_so(tmp_path: Path) -> None:

@@ -14,10 +14,7 @@ from services.compute.kernels.latent_attention import (
     latent_decode_attention,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
-from services.compute.kernels.latent_tiling import (
-    LatentTiling,
-    head_tiles,
-)
+from services.compute.kernels.latent_tiling import head_tiles
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
@@ -122,9 +119,7 @@ class Step:
         error = (found_THR.double() - expected)[written].norm() / expected[written].norm()
         assert error < BOUNDS[self.shape.dtype]
 
-    def decode(
-        self, min_chunk: int, extra_items: int, tiling: LatentTiling | None = None
-    ) -> Tensor:
+    def decode(self, min_chunk: int, extra_items: int) -> Tensor:
         shape, call = self.shape, self.call()
         tiles = head_tiles(shape.heads)
         work = DecodeWork.make(
@@ -134,11 +129,12 @@ class Step:
             shape.latent_dim,
             device=self.q_THW.device,
             extra_programs=extra_items * tiles,
+            one_wave=True,
             min_chunk=min_chunk,
         )
         num_rows = min(self.bucket, MAX_ROWS)
         plan_decode(self.inputs, work, PAGE_TOKENS, num_rows)
-        latent_decode_attention(call, work, num_rows, tiling=tiling)
+        latent_decode_attention(call, work, num_rows)
         return call.out_THD
 
     def chunks(self, all_rows: bool = False) -> Tensor:

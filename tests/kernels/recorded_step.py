@@ -147,6 +147,7 @@ def device_of(
         inputs=inputs,
         stream=StreamBuffers.make(max_tokens, HIDDEN, torch.float32, CPU),
         scratch=Scratch(torch.float32, CPU),
+        kept=Scratch(torch.float32, CPU),
         products={Linear: recorder},
         experts=ExpertProduct(recorder, Choices(), inputs.counts, invariant=False, pdl=False),
         ropes=ropes,

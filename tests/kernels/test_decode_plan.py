@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,27 @@ def test_rows_a_little_longer_than_a_power_of_two_are_cut_in_equal_parts(
     work = DecodeWork.make(16, 8, 4, 16, device=device)  # room for four parts of each row
     plan_decode(inputs_of(lengths, 16, device), work, 16, 16)
     assert planned(work) == cut(lengths, 9_216)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tiles", "programs", "size"),
+    [
+        ([420] * 64, 1, 264, 128),
+        ([4096] * 64, 1, 264, 1024),
+        ([420] * 64, 2, 132, 448),  # whole: with both tiles of each row the wave is full
+        ([4096] * 64, 2, 132, 4096),
+        ([8192] * 64, 1, 264, 2048),
+        ([4096], 2, 132, 64),
+        ([400] * 63 + [30_000], 2, 132, 896),  # one long row is cut among many short ones
+    ],
+)
+def test_a_plan_of_one_wave_cuts_no_finer_than_its_programs_shares(
+    device: torch.device, lengths: list[int], tiles: int, programs: int, size: int
+) -> None:
+    work = DecodeWork.make(64, tiles, 1, 16, device=device, extra_programs=programs, one_wave=True)
+    plan_decode(inputs_of(lengths, 64, device), work, 16, 64)
+    assert planned(work) == cut(lengths, size)
+    assert work.item_limit(64) == 64 + programs // tiles
 
 
 def cut(lengths: list[int], size: int) -> dict[tuple[int, int], tuple[int, int]]:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.activations import gated_reference
+from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.combine_experts import (
     SharedRows,
+    WeightedRows,
     combine_experts,
     combine_reference,
 )
@@ -26,6 +28,7 @@ from services.compute.kernels.quantized_expert_matmul import quantized_down, qua
 from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows_reference
 from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
 from services.compute.layers.parts import Gating
+from services.compute.layers.weighted_layers import Norm
 from services.compute.quantization.packed import Kind, Packed
 from tests.kernels.packed_weights import random_packed
 
@@ -336,8 +339,9 @@ def test_single_rows_need_no_order(
     rows, sizes = products(inner, experts.down, experts.experts_TK.flatten())
     weights = experts.weights_TK.double()
     expected, bound = torch.empty_like(rows[:2]), torch.empty_like(rows[:2])
-    combine_reference(rows, weights, shared, expected)
-    combine_reference(sizes, weights, SharedRows(shared.value_TE.abs()), bound)
+    combine_reference(WeightedRows(rows, weights, shared), expected)
+    absolute = SharedRows(shared.value_TE.abs())
+    combine_reference(WeightedRows(sizes, weights, absolute), bound)
     # Inputs that meet codes of 4 bits are off by up to 2^-15 of the largest beside them; those of
     # at least 2^-7 of it, which nearly all are, not at all.
     lost = 2.0**-15 if form is not None and form[0] in ("int4", "fp4") else 0.0
@@ -354,9 +358,18 @@ def test_a_row_is_the_sum_of_what_its_experts_make_in_their_order(
     gate = torch.randn(5, device=device) if is_gated else None
     shared = SharedRows(torch.randn(5, 40, device=device).bfloat16(), gate)
     out, expected = (rows.new_full((5, 40), torch.nan) for _ in range(2))
-    combine_experts(rows, weights, shared, out)
-    combine_reference(rows, weights, shared, expected)
+    weighted = WeightedRows(rows, weights, shared)
+    combine_experts(weighted, out)
+    combine_reference(weighted, expected)
     torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-6)
+    # in the launch of the norm behind it, bitwise
+    stream = torch.randn(5, 40, device=device).bfloat16()
+    norm = Norm(torch.rand(40, device=device).bfloat16(), 1e-5)
+    sums = [stream.clone(), stream.clone()]
+    normed = [torch.full_like(stream, torch.nan) for _ in sums]
+    add_norm(sums[0], out, norm, normed[0])
+    add_norm(sums[1], weighted, norm, normed[1])
+    assert torch.equal(sums[1], sums[0]) and torch.equal(normed[1], normed[0])
 
 
 def test_a_row_is_bitwise_the_same_beside_others(device: torch.device) -> None:

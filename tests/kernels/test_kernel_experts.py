@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Choices
+from services.compute.kernels.combine_experts import combine_experts
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.step_buffers import NUM_TOKENS
 from services.compute.layers.cpu_linear import CpuLinears
@@ -82,12 +83,16 @@ def test_experts_of_a_gpu_say_what_those_of_the_cpu_say(
     plain = InvariantProduct() if invariant else ProductByRows(None)
     counts = torch.zeros(NUM_TOKENS + 1, dtype=torch.int32, device=device)
     product = ExpertProduct(plain, Choices(), counts, invariant=invariant, pdl=False)
-    scratch, out_TE = Scratch(DTYPE, device), shared_TE.to(device, copy=True)
+    scratch, kept = Scratch(DTYPE, device), Scratch(DTYPE, device)
+    out_TE = shared_TE.to(device, copy=True)
     for count in (MAX_TOKENS, num_tokens):
         scratch.rewind()
+        kept.rewind()
         out_TE.copy_(shared_TE)
         some_TE = out_TE[:count]
-        product(x_TE[:count].to(device), ours, some_TE, some_TE, scratch)
+        weighted = product(x_TE[:count].to(device), ours, some_TE, some_TE, scratch, kept)
+        if weighted is not None:
+            combine_experts(weighted, some_TE)
     rounds_rows = (
         kind in ("fp8", "fp8 by 128") and num_tokens > 2 and not invariant
     )  # to 3 bits behind the first

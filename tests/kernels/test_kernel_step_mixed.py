@@ -122,6 +122,7 @@ def stream_of(decoder: Decoder[AnyLinear], num_tokens: int, device: torch.device
         inputs=inputs,
         stream=stream,
         scratch=Scratch(DTYPE, device),
+        kept=Scratch(DTYPE, device),
         products={Linear: plain, QuantizedLinear: quantized},
         experts=ExpertProduct(plain, Choices(), inputs.counts, invariant=False, pdl=False),
         ropes=ropes,

@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.latent_tiling import (
-    LatentTiling,
-    head_tiles,
-)
+from services.compute.kernels.latent_tiling import head_tiles
 from tests.kernels.latent_steps import MAX_ROWS, SHAPES, Shape, Step
-
-TALL = LatentTiling(64, num_warps=4, num_stages=2, tall=True)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -26,13 +21,6 @@ def test_as_many_rows_as_there_may_be_of_which_the_last_is_cut(device: torch.dev
     rows = [(3 * start, 1) for start in range(MAX_ROWS - 1)] + [(150, 1)]
     step = Step(Shape(), rows, len(rows), device)
     step.check(step.decode(16, extra_items=16), range(len(rows)))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_entries_may_be_the_rows_of_products(shape: Shape, device: torch.device) -> None:
-    rows = [(start, 1) for start in (0, 7, 40, 190)]
-    step = Step(shape, rows, len(rows), device)
-    step.check(step.decode(64, extra_items=16, tiling=TALL), range(len(rows)))
 
 
 @pytest.mark.parametrize(("heads", "tiles"), [(16, 1), (64, 1), (65, 5), (96, 2), (128, 2)])

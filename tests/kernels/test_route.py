@@ -45,7 +45,9 @@ def test_rows_go_where_the_rule_says(
 
 
 @pytest.mark.parametrize("num_real", [0, 5, 9])
-def test_rows_are_counted_by_expert_and_padding_is_not(num_real: int, device: torch.device) -> None:
+def test_rows_are_counted_by_expert_and_padding_goes_where_the_first_goes(
+    num_real: int, device: torch.device
+) -> None:
     routing = ROUTINGS["sigmoid"]
     logits = torch.randn(9, routing.num_experts, device=device)
     weights = torch.empty(9, routing.top_k, device=device)
@@ -55,6 +57,9 @@ def test_rows_are_counted_by_expert_and_padding_is_not(num_real: int, device: to
     route_rows(Logits(logits[None]), routing, None, weights, experts, counting=counting)
     expected = experts[:num_real].flatten().bincount(minlength=routing.num_experts)
     assert torch.equal(counting.tokens_X - before, expected)
+    of_padding = logits.clone()
+    of_padding[num_real:] = logits[0]
+    assert torch.equal(experts, route(of_padding, routing)[1])
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

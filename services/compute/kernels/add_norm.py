@@ -3,6 +3,8 @@ or layer norm (Ba et al., 2016).
 
     x += scale * (post(delta) if post else delta);  out = norm(x), if there is a norm
 
+Delta may be what a token's experts made of it, which is added up and rounded first: a launch less.
+
 `post` is the norm that Gemma 2 and 3, GLM-4 and OLMo 2 have behind a block, `scale` Granite's
 residual multiplier. Rounding is that of transformers: whatever a module returns is rounded to the
 dtype, so delta after its norm, that times the scale, and the sum, which is normalised as such. Mean
@@ -23,6 +25,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.combine_experts import (
+    WeightedRows,
+    combine_reference,
+    weighted_sum,
+)
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.quantized_rows import QuantizedRows, RowPointers, store_codes
 
@@ -80,6 +87,9 @@ def _load(pointer, e, inside):
 def _add_norm_kernel(
     x_ptr,
     delta_ptr,
+    row_weight_ptr,
+    shared_ptr,
+    gate_ptr,
     index_ptr,
     weight_ptr,
     bias_ptr,
@@ -93,6 +103,7 @@ def _add_norm_kernel(
     post_eps,
     scale,
     E: tl.constexpr,
+    K: tl.constexpr,  # rows of a delta, with weights; 0: one row without
     BLOCK_E: tl.constexpr,
     NORM: tl.constexpr,
     POST: tl.constexpr,
@@ -118,7 +129,13 @@ def _add_norm_kernel(
         tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
     if delta_ptr is not None:
-        delta = tl.load(delta_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
+        if K > 0:
+            delta = weighted_sum(
+                delta_ptr, row_weight_ptr, shared_ptr, gate_ptr, row, e, inside, E, K
+            )
+            delta = delta.to(dtype).to(tl.float32)
+        else:
+            delta = tl.load(delta_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
         total = add_delta(x, delta, inside, post_weight, post_eps, scale, E, POST, dtype)
         if index_ptr is None:
             tl.store(x_ptr + source + e, total, mask=inside)
@@ -142,7 +159,7 @@ def norm_form(norm: Norm | None) -> tuple[str, bool] | None:
 
 def add_norm(
     x_TE: Tensor,
-    delta_TE: Tensor | None,
+    delta_TE: Tensor | WeightedRows | None,
     norm: Norm | None,
     out_TE: Tensor | QuantizedRows | None,
     *,
@@ -169,10 +186,11 @@ def add_norm(
     assert (norm is None) == (out_TE is None)
     assert delta_TE is not None or (norm is not None and post is None and scale == 1.0)
     assert post is None or post.bias_E is None
+    assert not isinstance(delta_TE, WeightedRows) or index_S is None
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(num_rows,)](
         x_TE,
-        delta_TE,
+        *_delta_operands(delta_TE),
         index_S,
         None if norm is None else norm.weight_E,
         None if norm is None else norm.bias_E,
@@ -184,6 +202,7 @@ def add_norm(
         None if post is None else post.eps,
         None if scale == 1.0 else scale,
         E=width,
+        K=delta_TE.weights_TK.shape[1] if isinstance(delta_TE, WeightedRows) else 0,
         BLOCK_E=block,
         NORM=norm_form(norm),
         POST=norm_form(post),
@@ -194,6 +213,13 @@ def add_norm(
         enable_fp_fusion=post is None or not post.round_first,
         **dependent_launch(pdl, x_TE),
     )
+
+
+def _delta_operands(delta: Tensor | WeightedRows | None) -> tuple[Tensor | None, ...]:
+    """Rows, their weights, and what is shared: value and gate."""
+    if not isinstance(delta, WeightedRows):
+        return delta, None, None, None
+    return delta.rows_RE, delta.weights_TK, *(delta.shared or (None, None))
 
 
 def norm_reference(x_TE: Tensor, norm: Norm) -> Tensor:
@@ -217,7 +243,7 @@ def add_reference(x_TE: Tensor, delta_TE: Tensor, post: Norm | None, scale: floa
 
 def add_norm_reference(
     x_TE: Tensor,
-    delta_TE: Tensor | None,
+    delta_TE: Tensor | WeightedRows | None,
     norm: Norm | None,
     out_TE: Tensor | None,
     *,
@@ -225,6 +251,9 @@ def add_norm_reference(
     scale: float = 1.0,
     index_S: Tensor | None = None,
 ) -> None:
+    if isinstance(delta_TE, WeightedRows):
+        weighted, delta_TE = delta_TE, torch.empty_like(x_TE)
+        combine_reference(weighted, delta_TE)
     sum_TE = x_TE if delta_TE is None else add_reference(x_TE, delta_TE, post, scale)
     if index_S is None:
         x_TE.copy_(sum_TE)

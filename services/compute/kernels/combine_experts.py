@@ -1,6 +1,7 @@
 """What a token's experts make of it becomes one row: their weighted sum, in the order of choice.
 
-Added up in float32 and rounded once, the output of the shared expert with it.
+Added up in float32 and rounded once, the output of the shared expert with it: by a launch, or by
+that of the norm behind it (add_norm).
 
 Shape legend: T tokens, K experts of a token, R = T * K pairs, E hidden width.
 """
@@ -27,6 +28,14 @@ class SharedRows(NamedTuple):
     gate_logit_T: Tensor | None = None  # float32
 
 
+class WeightedRows(NamedTuple):
+    """What its experts have made of each token, not yet added up; all are contiguous."""
+
+    rows_RE: Tensor
+    weights_TK: Tensor
+    shared: SharedRows | None = None
+
+
 @triton.jit
 def add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E: tl.constexpr):
     """The sum, with the token's row of the shared expert."""
@@ -40,6 +49,19 @@ def add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E: tl.constexpr):
 
 
 @triton.jit
+def weighted_sum(
+    row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside, E: tl.constexpr, K: tl.constexpr
+):
+    """Of a token, in float32."""
+    rows = row_ptr + token.to(tl.int64) * (K * E) + e
+    sum_E = tl.zeros(e.shape, dtype=tl.float32)
+    for rank in tl.static_range(K):
+        row_E = tl.load(rows + rank * E, mask=inside, other=0.0).to(tl.float32)
+        sum_E += row_E * tl.load(weight_ptr + token * K + rank)
+    return add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E)
+
+
+@triton.jit
 def _combine_kernel(
     row_ptr, weight_ptr, shared_ptr, gate_ptr, out_ptr,
     E: tl.constexpr, K: tl.constexpr, BLOCK_E: tl.constexpr, PDL: tl.constexpr,
@@ -50,25 +72,14 @@ def _combine_kernel(
     token = tl.program_id(0)
     e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     inside = e < E
-    rows = row_ptr + token.to(tl.int64) * (K * E) + e
-    sum_E = tl.zeros((BLOCK_E,), dtype=tl.float32)
-    for rank in tl.static_range(K):
-        row_E = tl.load(rows + rank * E, mask=inside, other=0.0).to(tl.float32)
-        sum_E += row_E * tl.load(weight_ptr + token * K + rank)
-    sum_E = add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E)
+    sum_E = weighted_sum(row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside, E, K)
     place = token.to(tl.int64) * E + e
     tl.store(out_ptr + place, sum_E.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def combine_experts(
-    rows_RE: Tensor,
-    weights_TK: Tensor,
-    shared: SharedRows | None,
-    out_TE: Tensor,
-    *,
-    pdl: bool = False,
-) -> None:
-    """The weighted sums of the rows of tokens' pairs; all are contiguous."""
+def combine_experts(weighted: WeightedRows, out_TE: Tensor, *, pdl: bool = False) -> None:
+    """The weighted sums of the rows of tokens' pairs."""
+    rows_RE, weights_TK, shared = weighted
     num_tokens, top_k = weights_TK.shape
     width = out_TE.shape[1]
     assert rows_RE.shape == (num_tokens * top_k, width) and len(out_TE) == num_tokens
@@ -87,10 +98,9 @@ def combine_experts(
     )
 
 
-def combine_reference(
-    rows_RE: Tensor, weights_TK: Tensor, shared: SharedRows | None, out_TE: Tensor
-) -> None:
+def combine_reference(weighted: WeightedRows, out_TE: Tensor) -> None:
     """In float32 at least, in the same order."""
+    rows_RE, weights_TK, shared = weighted
     wide = torch.promote_types(rows_RE.dtype, torch.float32)
     rows_TKE = rows_RE.to(wide).view(*weights_TK.shape, -1)
     sum_TE = torch.zeros_like(rows_TKE[:, 0])

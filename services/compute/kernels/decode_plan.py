@@ -90,6 +90,7 @@ class DecodeWork:
     arrivals_RK: Tensor  # int32, chunks of a row and head that are done; zero between launches
     max_rows: int
     extra_items: int  # that a step may have beyond one for each row, if its chunks are short
+    one_wave: bool  # chunks are no shorter than these items' equal shares of all positions
     min_chunk: int
     tiling: DecodeTiling | None
     window: int = 0  # of the layers that this is planned for; 0: all before a query
@@ -103,12 +104,17 @@ class DecodeWork:
         *,
         device: torch.device,
         extra_programs: int = EXTRA_PROGRAMS,
+        one_wave: bool = False,
         min_chunk: int = MIN_CHUNK,
         tiling: DecodeTiling | None = None,
     ) -> DecodeWork:
-        """Buffers for up to max_rows rows of any length, whose chunks share the items."""
+        """Buffers for up to max_rows rows of any length, whose chunks share the items.
+
+        `one_wave`: extra_programs are all that run at once. As many equal parts of all positions
+        are the finest chunks that there may be: with finer ones the last would begin late.
+        """
         extra_items = -(-extra_programs // num_kv_heads)
-        items = max_rows + LONG_SHARE.value * extra_items
+        items = max_rows + (1 if one_wave else int(LONG_SHARE.value)) * extra_items
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -122,6 +128,7 @@ class DecodeWork:
             arrivals_RK=zeros(max_rows, num_kv_heads),
             max_rows=max_rows,
             extra_items=extra_items,
+            one_wave=one_wave,
             min_chunk=min_chunk,
             tiling=tiling,
         )
@@ -137,7 +144,7 @@ class DecodeWork:
 
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
-        return num_rows + int(LONG_SHARE.value) * self.extra_items
+        return num_rows + len(self.items) - self.max_rows
 
 
 def padded(size: int) -> int:
@@ -204,6 +211,7 @@ def _plan_kernel(
     num_rows,
     extra_items,
     window,  # or None
+    ONE_WAVE: tl.constexpr,
     MIN_SIZE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     LOG2_BLOCK_R: tl.constexpr,
@@ -227,10 +235,14 @@ def _plan_kernel(
     item_limit = num_decode_rows + extra_items
     from_R = _first_seen(last_R + 1, window)
     num_positions = tl.sum(last_R + 1 - from_R)
-    if num_positions > item_limit * LONG_CHUNK:
+    num_shares = item_limit
+    if ONE_WAVE:
+        num_shares = extra_items
+    elif num_positions > item_limit * LONG_CHUNK:
         item_limit = num_decode_rows + LONG_SHARE * extra_items
+        num_shares = item_limit
     size = num_rows * 0 + MIN_SIZE
-    while num_positions // size > item_limit:  # no use in counting these
+    while num_positions > size * num_shares:  # no use in counting these
         size *= 2
     while _num_chunks(last_R, from_R, size) > item_limit:
         size *= 2
@@ -239,8 +251,10 @@ def _plan_kernel(
     finest = tl.maximum(size // FINENESS, MIN_SIZE)
     while cut > finest:
         cut = cut // 2
-        if _num_chunks(last_R, from_R, size - cut) <= item_limit:
-            size -= cut
+        finer = size - cut
+        is_share = num_positions <= finer * num_shares
+        if is_share & (_num_chunks(last_R, from_R, finer) <= item_limit):
+            size = finer
 
     # All chunks of a row but its last are full (and its first, of a window). They come first in the
     # list and the last chunks follow by size: what starts late is short.
@@ -304,6 +318,7 @@ def plan_decode(
         num_rows,
         work.extra_items,
         work.window or None,
+        ONE_WAVE=work.one_wave,
         MIN_SIZE=chunk,
         BLOCK_R=block_rows,
         LOG2_BLOCK_R=block_rows.bit_length() - 1,

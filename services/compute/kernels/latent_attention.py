@@ -3,12 +3,11 @@ of their columns and values by those of the latent.
 
 A tile is the heads of one query, or of some queries of a chunk (latent_chunks.py), so that an entry
 is read once for all of them; of many heads there are several tiles (latent_tiling.py). Decode rows
-are split over the context as decode_plan's list says; a second launch merges rows that were cut, a
-head at a time, as the mix of a latent is wide. Queries come absorbed, and results are mixes of
-latents (latent_heads.py).
+are split over the context as decode_plan's list says; latent_merge.py merges those that were cut.
+Queries come absorbed, and results are mixes of latents (latent_heads.py).
 
 Shape legend: T tokens, H heads, M rows of a tile, N positions of a block, R width of a latent, P of
-the rotated part, W = R + P, I items, S chunks merged at once.
+the rotated part, W = R + P, I items.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from services.compute.kernels.kv_entries import (
     split_scales,
 )
 from services.compute.kernels.kv_format import LayerPages, dequantize
+from services.compute.kernels.latent_merge import merge_rows
 from services.compute.kernels.latent_tiling import LatentTiling, head_tiles
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
-
-MERGE_CHUNKS = 16
 
 
 @triton.jit
@@ -170,78 +168,6 @@ def attend_latents(
 
 
 @triton.jit
-def attend_latents_tall(
-    q_MR, q_MP, entries, scales, pages, start, end, scale_log2, dtype: tl.constexpr,
-    R: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr, ENTRY: tl.constexpr, ASM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    ROW_WARPS: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
-    """As attend_latents of queries that all see everything from `start` to `end`, but positions are
-    the rows of both products, and results come as [N, M] and [R, M].
-
-    Tensor cores take 64 rows at a time straight from shared memory, and 16 heads are no more than
-    their columns: where heads are the rows, every warp loads all entries' parts into registers.
-    """
-    WIDE: tl.constexpr = WIDEN or dtype == tl.float32
-    HALF: tl.constexpr = ENTRY is not None and dtype != tl.float32
-    weight_dtype: tl.constexpr = tl.float16 if HALF else dtype
-    r_R = tl.arange(0, BLOCK_R)
-    p_P = tl.arange(0, BLOCK_P)
-    IS_ALIGNED: tl.constexpr = BLOCK_N % PAGE == 0  # then blocks begin with a page
-    PAGES: tl.constexpr = BLOCK_N // PAGE if IS_ALIGNED else (BLOCK_N + PAGE - 2) // PAGE + 1
-    # What one warp copies are positions in turn: few pages, and rows at distances that are known.
-    n_N = tl.arange(0, BLOCK_N).to(tl.uint32)
-    n_N = (n_N % ROW_WARPS * (BLOCK_N // ROW_WARPS) + n_N // ROW_WARPS).to(tl.int32)
-    top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    mix_RM = tl.zeros([BLOCK_R, BLOCK_M], tl.float32)
-    q_RM = tl.trans(q_MR)
-    q_PM = tl.trans(q_MP)
-    ids = load_page_ids(pages, start, end, PAGE, PAGES, IS_ALIGNED)
-    for position in range(start, end, BLOCK_N):
-        position_N = position + n_N
-        real_N = position_N < end
-        at_N = n_N if IS_ALIGNED else position % PAGE + n_N
-        offset_N = entry_offsets(ids, at_N, PAGES, PAGE, PAGE_STRIDE, R + P)
-        entry_N = entries + offset_N[:, None]
-        c_NR = load_columns(entry_N + r_R[None, :], real_N, r_R, R, BLOCK_R)
-        k_NP = load_columns(entry_N + R + p_P[None, :], real_N, p_P, P, BLOCK_P)
-        if ENTRY is not None:
-            c_NR = decode(c_NR, ENTRY, WIDE, ASM)
-            k_NP = decode(k_NP, ENTRY, WIDE, ASM)
-        elif WIDEN:
-            c_NR = c_NR.to(tl.float32)
-            k_NP = k_NP.to(tl.float32)
-        score_NM = tl.dot(k_NP, q_PM, input_precision="ieee")
-        if ENTRY is not None:
-            scale_at_N = entry_offsets(ids, at_N, PAGES, PAGE, SCALE_STRIDE, 1)
-            c_scale_N, k_scale_N = load_scales(scales + scale_at_N, real_N)
-            number_N, log2_N, inverse_N = split_scales(c_scale_N)
-            score_NM = tl.fma(score_NM, (k_scale_N * scale_log2)[:, None], log2_N[:, None])
-            of_latent_NM = tl.dot(c_NR, q_RM, input_precision="ieee")
-            score_NM = tl.fma(of_latent_NM, (c_scale_N * scale_log2)[:, None], score_NM)
-        else:
-            score_NM = tl.dot(c_NR, q_RM, acc=score_NM, input_precision="ieee")
-            score_NM = score_NM * scale_log2
-        score_NM = tl.where(real_N[:, None], score_NM, float("-inf"))
-        new_top_M = tl.maximum(top_M, tl.max(score_NM, axis=0))
-        weight_NM = tl.exp2(score_NM - new_top_M[None, :])
-        fade_M = tl.exp2(top_M - new_top_M)
-        if ENTRY is not None:
-            sum_NM = sum_NM * fade_M[None, :] + weight_NM * inverse_N[:, None]
-            weight_NM = weight_NM * number_N[:, None]
-        else:
-            sum_NM = sum_NM * fade_M[None, :] + weight_NM
-        mix_RM = mix_RM * fade_M[None, :]
-        weight_NM = weight_NM.to(weight_dtype).to(c_NR.dtype)
-        mix_RM = tl.dot(tl.trans(c_NR), weight_NM, acc=mix_RM, input_precision="ieee")
-        top_M = new_top_M
-        ids = load_page_ids(pages, position + BLOCK_N, end, PAGE, PAGES, IS_ALIGNED)
-    return top_M, sum_NM, mix_RM
-
-
-@triton.jit
 def _decode_kernel(
     q_THW,
     latent_pages,
@@ -271,17 +197,17 @@ def _decode_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROW_WARPS: tl.constexpr,
-    TALL: tl.constexpr,
     WIDEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile = tl.program_id(0)  # fastest: all tiles of a query read the same entries
     item = tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     count = tl.load(num_items, volatile=True)
     row, slot, chunk, size, length, first = load_item(items, item)
+    if PDL:
+        # In this order, so that the next kernel finds done what was launched before this one.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if item >= count:
         return
     g_G = tl.arange(0, BLOCK_G)
@@ -294,21 +220,12 @@ def _decode_kernel(
     pages = page_table + slot.to(tl.int64) * TABLE_ROW
     start = chunk * size
     end = tl.minimum(start + size, length)
-    if TALL:
-        top_G, sum_NG, mix_RG = attend_latents_tall(
-            q_GR, q_GP, latent_pages, scales, pages, start, end, scale_log2,
-            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
-            BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, ROW_WARPS, WIDEN,
-        )  # fmt: skip
-        sum_G = tl.sum(sum_NG, axis=0)
-        mix_GR = tl.trans(mix_RG)
-    else:
-        top_G, sum_GN, mix_GR = attend_latents(
-            q_GR, q_GP, None, latent_pages, scales, pages, start, end, scale_log2,
-            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
-            BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, ROW_WARPS, False, WIDEN,
-        )  # fmt: skip
-        sum_G = tl.sum(sum_GN, axis=1)
+    top_G, sum_GN, mix_GR = attend_latents(
+        q_GR, q_GP, None, latent_pages, scales, pages, start, end, scale_log2,
+        q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
+        BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, ROW_WARPS, False, WIDEN,
+    )  # fmt: skip
+    sum_G = tl.sum(sum_GN, axis=1)
     mask_GR = (g_G[:, None] < G) & (r_R[None, :] < R)
     if length <= size:
         result_GR = (mix_GR / sum_G[:, None]).to(out_THR.dtype.element_ty)
@@ -319,59 +236,6 @@ def _decode_kernel(
         tl.store(partial + stat_G.to(tl.int64)[:, None] * R + r_R[None, :], mix_GR, mask=mask_GR)
         tl.store(partial_stats + stat_G, top_G, mask=g_G < G)
         tl.store(partial_stats + MAX_ITEMS * H + stat_G, sum_G, mask=g_G < G)
-
-
-@triton.jit
-def _merge_kernel(
-    plan_scratch,  # of the plan: where a row's chunks begin among the items is its second part
-    num_items,
-    partial,
-    partial_stats,
-    out_THR,
-    OUT_ROW: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    MAX_ITEMS: tl.constexpr,
-    H: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One head of one row, if it was cut."""
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    begins = plan_scratch + BLOCK_ROWS
-    first = tl.load(begins + row)
-    is_last = row == BLOCK_ROWS - 1
-    after = tl.load(begins + row + 1, mask=row < BLOCK_ROWS - 1, other=0)
-    after = tl.where(is_last, tl.load(num_items), after)
-    if after - first > 1:
-        s_S = tl.arange(0, BLOCK_S)
-        r_R = tl.arange(0, BLOCK_R)
-        top = tl.full([1], float("-inf"), tl.float32)
-        total = tl.zeros([1], tl.float32)
-        mix_R = tl.zeros([BLOCK_R], tl.float32)
-        for place in range(first, after, BLOCK_S):
-            real_S = place + s_S < after
-            stat_S = (place + s_S) * H + head
-            top_S = tl.load(partial_stats + stat_S, mask=real_S, other=float("-inf"))
-            sum_S = tl.load(partial_stats + MAX_ITEMS * H + stat_S, mask=real_S, other=0.0)
-            mix_SR = tl.load(
-                partial + stat_S.to(tl.int64)[:, None] * R + r_R[None, :],
-                mask=real_S[:, None] & (r_R[None, :] < R),
-                other=0.0,
-            )
-            new_top = tl.maximum(top, tl.max(top_S, axis=0))
-            weight_S = tl.exp2(top_S - new_top)
-            fade = tl.exp2(top - new_top)
-            total = total * fade + tl.sum(sum_S * weight_S, axis=0)
-            mix_R = mix_R * fade + tl.sum(mix_SR * weight_S[:, None], axis=0)
-            top = new_top
-        out = out_THR + row.to(tl.int64) * OUT_ROW + head * R
-        tl.store(out + r_R, (mix_R / total).to(out_THR.dtype.element_ty), mask=r_R < R)
 
 
 def latent_constants(call: AttentionCall, codes: Codes, tiling: LatentTiling) -> dict[str, Any]:
@@ -412,12 +276,15 @@ def latent_decode_attention(
     have 8 bits, are [Y, 2, 1, page], of the latent and of the rotated part. There is no window and
     no cap. Rows that are no decode rows are neither read nor written. A row's result depends on
     itself and on the length of its chunks. `tiling` is there to measure others than the chosen one.
+
+    With pdl the plan is read above the wait: the launch before must be that of absorb_queries, or
+    one without pdl.
     """
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
     num_heads, rank = out_THR.shape[1:]
     tiles = head_tiles(num_heads)
     group = num_heads // tiles
-    tiling = tiling or LatentTiling.of(q_THW.dtype, group)
+    tiling = tiling or LatentTiling.of(q_THW.dtype, group, call.kv_scales is not None)
     launch = dependent_launch(pdl, q_THW)
     codes = Codes.of(LayerPages(pages, call.kv_scales))
     _decode_kernel[(tiles, work.item_limit(num_rows))](
@@ -435,33 +302,10 @@ def latent_decode_attention(
         H=num_heads,
         G=group,
         BLOCK_G=padded(group),
-        TALL=tiling.tall,
         **latent_constants(call, codes, tiling),
         **launch,
     )
     merge_rows(call, work, num_rows, pdl=pdl)
-
-
-def merge_rows(call: AttentionCall, work: DecodeWork, num_rows: int, *, pdl: bool = False) -> None:
-    """Make one of the partial results in `work` of each row that was cut."""
-    out_THR = call.out_THD
-    num_heads, rank = out_THR.shape[1:]
-    _merge_kernel[(num_rows, num_heads)](
-        work.scratch,
-        work.num_items,
-        work.partial_IKGD,
-        work.partial_stats,
-        out_THR,
-        OUT_ROW=out_THR.stride(0),
-        BLOCK_ROWS=work.scratch.shape[1],
-        MAX_ITEMS=len(work.items),
-        H=num_heads,
-        R=rank,
-        BLOCK_R=padded(rank),
-        BLOCK_S=MERGE_CHUNKS,
-        num_warps=4,
-        **dependent_launch(pdl, out_THR),
-    )
 
 
 def latent_attention_reference(call: AttentionCall, inputs: StepInputs, rows: range) -> None:

@@ -201,7 +201,7 @@ def _attend(
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
     tiles = q_THW.shape[1] // work.group
     block_m = max(CHUNK_ROWS, padded(work.group))
-    tiling = tiling or LatentTiling.of(q_THW.dtype, block_m)
+    tiling = tiling or LatentTiling.of(q_THW.dtype, block_m, call.kv_scales is not None)
     codes = Codes.of(LayerPages(pages, call.kv_scales))
     splits = triton.cdiv(work.block_q, block_m // work.group)
     num_items = num_items_bound(num_tokens, work.max_rows, work.block_q)

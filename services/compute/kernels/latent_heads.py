@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.latent_entries import turned
-from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.rotate_and_store import RotaryTables
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS
 
@@ -61,6 +61,22 @@ class OwnResults(NamedTuple):
     counts: Tensor
 
 
+@triton.jit
+def _prefetch_map(
+    w_ptr, first_out, W_IN: tl.constexpr, W_OUT: tl.constexpr, NUM_IN: tl.constexpr,
+    NUM_OUT: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Ask the L2 cache for a tile's part of a head's map, of the first BLOCK_I inputs at least."""
+    LINES: tl.constexpr = (BLOCK_I * w_ptr.dtype.element_ty.primitive_bitwidth + 1023) // 1024
+    if W_IN == 1:
+        row_O = tl.minimum(first_out + tl.arange(0, BLOCK_O), NUM_OUT - 1) * W_OUT
+        for begin in tl.static_range(0, NUM_IN, BLOCK_I):
+            prefetch_rows(w_ptr, row_O, begin, NUM_IN, LINES)
+    else:
+        row_I = tl.minimum(tl.arange(0, BLOCK_I), NUM_IN - 1) * W_IN
+        prefetch_rows(w_ptr + tl.minimum(first_out, NUM_OUT - 1), row_I, 0, 1, 1)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _head_product_kernel(
     x_ptr,
@@ -86,6 +102,7 @@ def _head_product_kernel(
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
+    PREFETCHES: tl.constexpr,
     WIDEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -96,6 +113,10 @@ def _head_product_kernel(
     out_T = out_ptr + token_T.to(tl.int64)[:, None] * OUT_ROW + head * OUT_HEAD
     dtype = out_ptr.dtype.element_ty
     if PDL:
+        if PREFETCHES:
+            map_ptr = w_ptr + head.to(tl.int64) * (NUM_IN * NUM_OUT)
+            first_out = tl.program_id(0) * BLOCK_O
+            _prefetch_map(map_ptr, first_out, W_IN, W_OUT, NUM_IN, NUM_OUT, BLOCK_O, BLOCK_I)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     NUM_TILES: tl.constexpr = (NUM_OUT + BLOCK_O - 1) // BLOCK_O
@@ -268,6 +289,7 @@ def _constants(tiling: HeadTiling, x: Tensor) -> dict[str, int | bool]:
         "BLOCK_T": tiling.block_t,
         "BLOCK_O": tiling.block_o,
         "BLOCK_I": tiling.block_i,
+        "PREFETCHES": tiling.block_t < LARGEST_TILE,  # a tile of tokens alone reads a map
         "WIDEN": x.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         "num_warps": tiling.num_warps,
         "num_stages": tiling.num_stages,

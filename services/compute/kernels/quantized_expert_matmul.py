@@ -21,8 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from services.compute.kernels.activations import gated_rounded
 from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack
 from services.compute.kernels.kv_entries import encode
-from services.compute.kernels.launch import dependent_launch, prefetch_rows
-from services.compute.kernels.matvec_config import NUM_SMS
+from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.quantized_expert_config import emits_codes, expert_row_form
 from services.compute.kernels.quantized_rows import (
     SCALE_GROUP,
@@ -36,34 +35,9 @@ from services.compute.quantization.packed import Packed
 if TYPE_CHECKING:
     from services.compute.layers.parts import Gating
 
-LINE_BYTES = tl.constexpr(128)
-MOST_LINES = tl.constexpr(8)  # of an output: what programs ask for stays in the cache
-PREFETCHING_PROGRAMS = 3 * NUM_SMS
-"""Of the second product: those that begin while the first one ends, and memory has time."""
-
 MANY_ROWS = tl.constexpr(64)
 """From here on rows are the taller operand. Of the shorter one each thread holds many scales: those
 of weights are copied with them, but those of rows are loads of their own."""
-
-
-@triton.jit
-def _prefetch(
-    code_ptr, tile_ptr, num_experts, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr,
-    BLOCK_O: tl.constexpr, PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    """Ask the L2 cache for the weights of the first programs, or their first inputs'.
-
-    The launch of gates and ups waited for the tiles. If it was another kernel's, they may be old:
-    then some other experts' weights are asked for, and the first-level cache has no old tiles.
-    """
-    tile = tl.program_id(1)
-    if tile * tl.num_programs(0) + tl.program_id(0) < PROGRAMS:
-        expert = tl.load(tile_ptr + tile, cache_modifier=".cg")
-        if (expert >= 0) & (expert < num_experts):
-            o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-            row_O = (expert * NUM_OUT + tl.minimum(o, NUM_OUT - 1)).to(tl.int64) * NUM_IN
-            for line in tl.static_range(0, min(NUM_IN // LINE_BYTES, MOST_LINES)):
-                prefetch_rows(code_ptr, row_O, line * LINE_BYTES, NUM_IN, 1)
 
 
 @triton.jit
@@ -140,10 +114,10 @@ def _scaled(
     return total
 
 
-@triton.jit(do_not_specialize=["num_in_rows", "num_tiles", "num_experts"])
+@triton.jit(do_not_specialize=["num_in_rows", "num_tiles"])
 def _quantized_expert_kernel(
-    x_desc, x_ptr, x_scale_ptr, code_desc, code_ptr, scale_desc, scale_ptr, bias_ptr, out_ptr,
-    out_scale_ptr, order_ptr, tile_ptr, num_in_rows, num_tiles, num_experts,
+    x_desc, x_ptr, x_scale_ptr, code_desc, scale_desc, scale_ptr, bias_ptr, out_ptr,
+    out_scale_ptr, order_ptr, tile_ptr, num_in_rows, num_tiles,
     NUM_OUT: tl.constexpr,  # of an expert; of gates, with a gating
     NUM_IN: tl.constexpr,
     K: tl.constexpr,  # 0: rows are pairs in order, and go to their places
@@ -156,18 +130,13 @@ def _quantized_expert_kernel(
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCHING: tl.constexpr,
     WIDEN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
-        if K > 0:  # what begins now finds the tiles written, before it waits for this launch
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
-        else:
-            tl.extra.cuda.gdc_launch_dependents()
-            _prefetch(code_ptr, tile_ptr, num_experts, NUM_OUT, NUM_IN, BLOCK_O, PREFETCHING)
-            tl.extra.cuda.gdc_wait()
+        # in this order, so that programs of later launches do not take multiprocessors' room
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     CARRIED: tl.constexpr = not IS_FLOAT and G == 1  # exact over all inputs
     DTYPE: tl.constexpr = tl.float32 if IS_FLOAT else tl.int32
     EMITS: tl.constexpr = out_scale_ptr is not None
@@ -320,7 +289,6 @@ def _launch(
         x_RE,
         rows.scales_TG,
         TensorDescriptor.from_tensor(weight.codes_OB, [config.block_out, config.block_in]),
-        weight.loadable_OB,
         None
         if num_groups == 1
         else TensorDescriptor.from_tensor(scales.t(), [1, config.block_out]),
@@ -332,7 +300,6 @@ def _launch(
         order.tiles_3N,
         rows.shape[0],
         num_tiles,
-        stack.num_experts,
         NUM_OUT=num_out,
         NUM_IN=num_in,
         K=top_k,
@@ -345,7 +312,6 @@ def _launch(
         BLOCK_O=config.block_out,
         BLOCK_I=config.block_in,
         STAGES=config.num_stages,
-        PREFETCHING=PREFETCHING_PROGRAMS,
         WIDEN=not x_RE.is_cuda,  # the interpreter multiplies codes by their numbers
         num_warps=config.num_warps,
         **dependent_launch(pdl, x_RE),

@@ -1,5 +1,7 @@
 """Which experts rows go to, in one launch; routing.py has the rule, and its plain reference.
 
+A row of padding goes where the first row goes, so that no expert is read for it alone.
+
 A program has a row, and adds up the parts that its logits come in. A score and its expert's number
 are one integer, of which the largest is the choice: the highest score and, of equal ones, the
 lowest number.
@@ -93,9 +95,11 @@ def _share(best, logit_GS, is_left_GS, TOLERANCE: tl.constexpr):
 @triton.jit
 def _choose(
     row, logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
-    num_real_ptr, X: tl.constexpr, PARTS: tl.constexpr, RULE: tl.constexpr,
+    num_real, X: tl.constexpr, PARTS: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     """Write the choice of a row, and count it."""
+    is_real = row < num_real
+    source = tl.where(is_real, row, 0)
     SCORES: tl.constexpr = RULE[0]
     K: tl.constexpr = RULE[1]
     G: tl.constexpr = RULE[4]
@@ -109,7 +113,7 @@ def _choose(
     logit_GS = tl.zeros(x_GS.shape, dtype=tl.float32)
     for part in tl.static_range(PARTS):
         # past the first-level cache, which knows nothing of other programs' writes
-        place = logit_ptr + part * part_stride + row * X
+        place = logit_ptr + part * part_stride + source * X
         logit_GS += tl.load(place + x_GS, mask=inside_GS, other=0.0, cache_modifier=".cg")
     if logit_bias_ptr is not None:
         logit_GS += tl.load(logit_bias_ptr + x_GS, mask=inside_GS, other=0.0).to(tl.float32)
@@ -152,8 +156,16 @@ def _choose(
     tl.store(weight_ptr + row * K + k, weight_K * RULE[3], mask=k < K)
     tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
     if token_ptr is not None:
-        is_real = row < tl.load(num_real_ptr)
         tl.atomic_add(token_ptr + expert_K, 1, mask=(k < K) & is_real, sem="relaxed")
+
+
+@triton.jit
+def _num_real(num_real_ptr):
+    """Rows that are no padding: all, if nothing says how many."""
+    num_real = 0x7FFFFFFF
+    if num_real_ptr is not None:
+        num_real = tl.load(num_real_ptr)
+    return num_real
 
 
 @triton.jit(do_not_specialize=["part_stride"])
@@ -161,12 +173,13 @@ def _route_kernel(
     logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
     num_real_ptr, X: tl.constexpr, PARTS: tl.constexpr, RULE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    num_real = _num_real(num_real_ptr)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     _choose(
         tl.program_id(0), logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr,
-        token_ptr, num_real_ptr, X, PARTS, RULE,
+        token_ptr, num_real, X, PARTS, RULE,
     )  # fmt: skip
 
 
@@ -181,6 +194,7 @@ def _router_kernel(
     expert = tl.program_id(0)
     e = tl.arange(0, BLOCK_E)
     w = tl.load(w_ptr + expert * E + e, mask=e < E, other=0.0)
+    num_real = _num_real(num_real_ptr)
     w_bias = 0.0
     if w_bias_ptr is not None:
         w_bias = tl.load(w_bias_ptr + expert).to(tl.float32)
@@ -198,7 +212,7 @@ def _router_kernel(
         for waiting in range(T):
             _choose(
                 waiting, logit_ptr, 0, None, bias_ptr, weight_ptr, expert_ptr, token_ptr,
-                num_real_ptr, X, 1, RULE,
+                num_real, X, 1, RULE,
             )  # fmt: skip
 
 

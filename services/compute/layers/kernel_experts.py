@@ -18,9 +18,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from common.errors import ModelError
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.combine_experts import SharedRows, combine_experts
+from services.compute.kernels.combine_experts import SharedRows, WeightedRows
 from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
 from services.compute.kernels.expert_matmul_config import (
     ExpertConfig,
@@ -56,7 +55,6 @@ from services.compute.kernels.router_logits import (
 )
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
-from services.compute.kernels.weight_tiles import can_multiply
 from services.compute.layers.parts import Experts, Gating
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch
@@ -100,10 +98,12 @@ class ExpertProduct:
         shared_TE: Tensor | None,
         out_TE: Tensor,
         scratch: Scratch,
-    ) -> None:
-        """As `StepContext.experts` says; `out_TE` may be the memory of `shared_TE`."""
-        routes = self._routes(x_TE, experts, scratch)
-        shared = self._shared(x_TE, experts, shared_TE, scratch)
+        kept: Scratch,
+    ) -> WeightedRows | None:
+        """As `StepContext.experts` says; `out_TE` may be the memory of `shared_TE`. What is
+        returned is not yet added up into `out_TE`, and lies there and in `kept`."""
+        routes = self._routes(x_TE, experts, scratch, kept)
+        shared = self._shared(x_TE, experts, shared_TE, scratch, kept)
         if experts.scales_input:
             scaled_TE = scratch.take(*x_TE.shape)
             torch.mul(x_TE, routes.weights_TK, out=scaled_TE)
@@ -111,12 +111,15 @@ class ExpertProduct:
             x_TE = scaled_TE
         if way(len(x_TE), _stacks(experts)[0], invariant=self._invariant) == "row":
             self._by_row(x_TE, experts, routes, shared, out_TE, scratch)
-        else:
-            self._by_tile(x_TE, experts, routes, shared, out_TE, scratch)
+            return None
+        rows_RE = self._by_tile(x_TE, experts, routes, scratch, kept)
+        return WeightedRows(rows_RE, routes.weights_TK, shared)
 
-    def _routes(self, x_TE: Tensor, experts: Experts[AnyLinear], scratch: Scratch) -> Routes:
+    def _routes(
+        self, x_TE: Tensor, experts: Experts[AnyLinear], scratch: Scratch, kept: Scratch
+    ) -> Routes:
         num_tokens, routing, bias_X = len(x_TE), experts.routing, experts.choice_bias_X
-        weights_TK = scratch.take_as(torch.float32, num_tokens, routing.top_k)
+        weights_TK = kept.take_as(torch.float32, num_tokens, routing.top_k)
         experts_TK = scratch.take_as(torch.int32, num_tokens, routing.top_k)
         routes = routing, bias_X, weights_TK, experts_TK
         tokens_X = experts.tokens_X
@@ -134,7 +137,9 @@ class ExpertProduct:
     def _router_logits(self, x_TE: Tensor, linear: Linear, scratch: Scratch) -> Logits:
         num_tokens, width = x_TE.shape
         if self._invariant or linear.weight_OI.dtype != x_TE.dtype:
-            return Logits(self._logits(x_TE, linear, scratch)[None])
+            logits_TX = scratch.take_as(torch.float32, num_tokens, linear.num_out)
+            self._logits(x_TE, linear, scratch, logits_TX)
+            return Logits(logits_TX[None])
         num_parts, num_experts = num_shares(width), linear.num_out
         # as many for more rows than have parts, so that no smaller step takes more
         num_logits = max(num_tokens * num_experts, num_parts * MAX_LOGITS)
@@ -154,20 +159,21 @@ class ExpertProduct:
         experts: Experts[AnyLinear],
         shared_TE: Tensor | None,
         scratch: Scratch,
+        kept: Scratch,
     ) -> SharedRows | None:
         if shared_TE is None:
             return None
         if experts.shared_gate is None:
             return SharedRows(shared_TE)
-        return SharedRows(shared_TE, self._logits(x_TE, experts.shared_gate, scratch)[:, 0])
+        logits_T1 = kept.take_as(torch.float32, len(x_TE), 1)
+        self._logits(x_TE, experts.shared_gate, scratch, logits_T1)
+        return SharedRows(shared_TE, logits_T1[:, 0])
 
-    def _logits(self, x_TE: Tensor, router: AnyLinear, scratch: Scratch) -> Tensor:
+    def _logits(self, x_TE: Tensor, router: AnyLinear, scratch: Scratch, logits_TX: Tensor) -> None:
         linear = _plain(router)
         if linear.weight_OI.dtype != x_TE.dtype:  # has more bits than the model's
             x_TE = scratch.take_as(linear.weight_OI.dtype, *x_TE.shape).copy_(x_TE)
-        logits_TX = scratch.take_as(torch.float32, len(x_TE), linear.num_out)
         self._plain(x_TE, linear, logits_TX)
-        return logits_TX
 
     def _by_row(
         self,
@@ -189,10 +195,10 @@ class ExpertProduct:
         x_TE: Tensor,
         experts: Experts[AnyLinear],
         routes: Routes,
-        shared: SharedRows | None,
-        out_TE: Tensor,
         scratch: Scratch,
-    ) -> None:
+        kept: Scratch,
+    ) -> Tensor:
+        """Rows of pairs."""
         gate_up, down = _stacks(experts)
         num_experts, num_pairs = experts.routing.num_experts, routes.experts_TK.numel()
         value = self._codes(x_TE, gate_up, scratch)
@@ -202,9 +208,9 @@ class ExpertProduct:
             rows = block_rows(num_pairs, gate_up, x_TE.dtype, invariant=self._invariant)
         order = self._ordered(routes, num_experts, rows, scratch)
         inner = self._inner(value, gate_up, down, order, experts.gating, scratch)
-        rows_RE = scratch.take(num_pairs, down.num_out)
+        rows_RE = kept.take(num_pairs, down.num_out)
         self._down(inner, down, order, rows_RE)
-        combine_experts(rows_RE, routes.weights_TK, shared, out_TE, pdl=self._pdl)
+        return rows_RE
 
     def _row_form(self, stack: ExpertStack) -> RowForm | None:
         """How rows are quantized for these experts; None: not at all."""
@@ -309,11 +315,5 @@ def _stacks(experts: Experts[AnyLinear]) -> tuple[ExpertStack, ExpertStack]:
 
 def _stack(linear: AnyLinear, num_experts: int) -> ExpertStack:
     weight = linear.weight if isinstance(linear, QuantizedLinear) else linear.weight_OI
-    if not can_multiply(weight):
-        raise ModelError(
-            "The experts are quantized in groups that are no multiple and no part of 128 inputs, "
-            "or with their inputs in another order, which is not supported on a GPU; take another "
-            "checkpoint."
-        )
     bias_XO = None if linear.bias_O is None else linear.bias_O.view(num_experts, -1)
     return ExpertStack(weight, num_experts, bias_XO)

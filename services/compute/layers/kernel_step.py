@@ -23,6 +23,7 @@ from torch import Tensor
 
 from services.compute.kernels.activations import act_mul, activate
 from services.compute.kernels.add_norm import add_norm
+from services.compute.kernels.combine_experts import WeightedRows, combine_experts
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
@@ -77,6 +78,7 @@ class KernelDevice:
     inputs: StepInputs
     stream: StreamBuffers
     scratch: Scratch
+    kept: Scratch  # rows of experts, until they are added up in the next sublayer
     products: Products
     experts: ExpertProduct
     ropes: Mapping[RopeSpec, RotaryTables]
@@ -98,6 +100,7 @@ class KernelStep:
         self._num_tokens = num_tokens
         self._caches = caches
         self._attention = attention
+        self._weighted: WeightedRows | None = None  # what the last delta is made of, if not yet
 
     def embed(self, embedding: Embedding) -> Hidden:
         stream, num_tokens = self._device.stream, self._num_tokens
@@ -194,8 +197,12 @@ class KernelStep:
     def experts(
         self, x_TE: Tensor, experts: Experts[AnyLinear], shared_TE: Tensor | None
     ) -> Tensor:
+        """The tensor is to be added, and nothing else: its sum may come with that."""
         device, out_TE = self._device, self._device.stream.delta_TE[: self._num_tokens]
-        device.experts(x_TE, experts, shared_TE, out_TE, device.scratch)
+        device.kept.rewind()
+        self._weighted = device.experts(
+            x_TE, experts, shared_TE, out_TE, device.scratch, device.kept
+        )
         return out_TE
 
     def attend_latent(self, down_TC: Tensor, attention: LatentAttention[AnyLinear]) -> Tensor:
@@ -215,9 +222,16 @@ class KernelStep:
 
     def finish(self, hidden: Hidden) -> None:
         """Leave the stream where the next graph finds it."""
+        self._combine(hidden)
         x_TE = self._device.stream.x_TE[: self._num_tokens]
         if hidden.x_TE.data_ptr() != x_TE.data_ptr():
             x_TE.copy_(hidden.x_TE)
+
+    def _combine(self, hidden: Hidden) -> None:
+        """Make the delta one row of each token."""
+        if self._weighted is not None and hidden.delta_TE is not None:
+            combine_experts(self._weighted, hidden.delta_TE, pdl=self._device.pdl)
+            self._weighted = None
 
     def _take(self, width: int) -> Tensor:
         return self._device.scratch.take(self._num_tokens, width)
@@ -226,9 +240,10 @@ class KernelStep:
         """Do the sum that the stream waits for, and write the norm."""
         hidden, norm = normed.hidden, normed.norm
         if norm is not None or hidden.delta_TE is not None:
+            weighted, self._weighted = self._weighted, None
             add_norm(
                 hidden.x_TE,
-                hidden.delta_TE,
+                hidden.delta_TE if weighted is None else weighted,
                 norm,
                 out_TE,
                 post=hidden.behind,
@@ -278,6 +293,7 @@ class KernelStep:
         the stream ends where it began.
         """
         hidden, stream = x.hidden, self._device.stream
+        self._combine(hidden)
         is_other = hidden.x_TE.data_ptr() == stream.other_1E.data_ptr()
         sum_TE = stream.x_TE[:1] if is_other else stream.other_1E
         normed = NormedInput(

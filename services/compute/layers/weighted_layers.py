@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.errors import ModelError
 from services.compute.quantization.packed import Packed, Weight, filled
 
 
@@ -144,8 +145,22 @@ class KernelLinears:
     def experts(
         self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None
     ) -> tuple[AnyLinear]:
-        weight = filled(weights, num_experts)
+        weight = filled(_multipliable(weights), num_experts)
         bias_O = None if bias_XO is None else bias_XO.flatten()
         if not isinstance(weight, Packed):
             return (Linear(weight, bias_O),)
         return (QuantizedLinear(weight.with_adjacent_rows(), bias_O),)
+
+
+def _multipliable(weights: Iterable[Weight]) -> Iterator[Weight]:
+    """The same ones as they come; ModelError for one that kernels for experts do not multiply."""
+    from services.compute.kernels.weight_tiles import can_multiply  # which loads Triton
+
+    for weight in weights:
+        if not can_multiply(weight):
+            raise ModelError(
+                "The experts are quantized in groups that are no multiple and no part of 128 "
+                "inputs, or with their inputs in another order (desc_act), which is not supported "
+                "on a GPU; take another checkpoint."
+            )
+        yield weight

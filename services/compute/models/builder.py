@@ -264,8 +264,8 @@ class Builder(Generic[L]):
         return GatedMLP(gate_up, down, activation)
 
     def router(self, name: str, num_out: int, bias: bool = False) -> L:
-        """A map whose results are logits in float32."""
-        weight_XE = self.float32(f"{name}.weight", num_out, self.shape.hidden_size)
+        """A map whose results are logits in float32; of codes, the numbers."""
+        weight_XE = self._weights.numbers(name, (num_out, self.shape.hidden_size), torch.float32)
         bias_X = self._weights.stack([f"{name}.bias"], [num_out]) if bias else None
         return self._make_linear.router(weight_XE, bias_X)
 

@@ -51,6 +51,7 @@ class KernelDecoder:
             inputs=inputs,
             stream=StreamBuffers.make(max_tokens, shape.hidden_size, dtype, device),
             scratch=Scratch(dtype, device),
+            kept=Scratch(dtype, device),
             products=products,
             experts=experts,
             ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},

@@ -38,8 +38,11 @@ class WeightSource(Protocol):
         """The weights [rows, columns] of several modules on top of one another."""
         ...
 
-    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
-        """The weight of a module that is not multiplied by as it stands, quantized or not."""
+    def numbers(
+        self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The weight of a module that is not multiplied by in codes, quantized or not; in another
+        dtype if one is given."""
         ...
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
@@ -92,8 +95,10 @@ class DummyWeights:
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
         return self.take(names[0], (sum(rows), columns))
 
-    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
-        return self.take(name, shape)
+    def numbers(
+        self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        return self.take(name, shape, dtype)
 
     def head(self, name: str, shape: tuple[int, int]) -> Tensor:
         return self.take(name, shape)
@@ -157,8 +162,10 @@ class QuantizedAtLoad:
             return made
         return replace(made, inputs_8bit=said.kind in said.inputs_8bit)
 
-    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
-        return self._source.numbers(name, shape)
+    def numbers(
+        self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        return self._source.numbers(name, shape, dtype)
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self._in_8_bits(self._source.head(name, shape))
@@ -234,9 +241,13 @@ class CheckpointWeights:
         ]
         return stacked(plain, self.dtype)
 
-    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
-        weight = self.linear([name], shape[:1], shape[1])
-        return weight.dense(self.dtype) if isinstance(weight, Packed) else weight
+    def numbers(
+        self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        packed = self._checkpoint.packed(name, shape)
+        if packed is None:
+            return self.take(f"{name}.weight", shape, dtype)
+        return packed.dense(dtype or self.dtype)
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self.linear([name], shape[:1], shape[1])

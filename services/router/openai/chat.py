@@ -30,6 +30,7 @@ from services.router.openai.template import (
     Effort,
     NoSpecialTokens,
     TemplateKwargs,
+    budget_of,
     chat_prompt,
     pack_variables,
 )
@@ -129,7 +130,9 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     tools, structure = fields.offered_tools, fields.structure
     prompt = with_schema(fields.template_input(tools), structure, tools.use)
     sampling = _sampling(fields)
-    budget = -1 if fields.thinking_token_budget is None else fields.thinking_token_budget
+    budget = budget_of(
+        fields.reasoning_effort, fields.thinking_token_budget, fields.chat_template_kwargs
+    )
     rules = make_rules(structure, tools, warnings, budget, fields.allowed_ids, fields.bad_words)
     request = fields.generate_request(
         prompts=(prompt,),

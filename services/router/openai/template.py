@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
+from common.chat_formats import THINKING_SWITCHES
 from common.messages.tokenize import ChatPrompt
 from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
@@ -19,10 +21,6 @@ MAX_VARIABLES = 64
 MAX_VARIABLES_BYTES = 64 << 10
 MAX_DOCUMENTS = 256
 MAX_DEPTH = 8
-
-# Qwen3, GLM and others read the one name, DeepSeek and Granite the other; templates ignore
-# variables that they do not know.
-SWITCHES: Final = ("enable_thinking", "thinking")
 
 
 def chat_prompt(
@@ -69,8 +67,19 @@ def _think(variables: dict[str, Any], effort: Effort) -> None:
         raise bad_field("reasoning_effort", message)
     if effort != "none":
         variables["reasoning_effort"] = effort
-    if not any(switch in variables for switch in SWITCHES):
-        variables.update(dict.fromkeys(SWITCHES, effort != "none"))
+    if not any(switch in variables for switch in THINKING_SWITCHES):
+        variables.update(dict.fromkeys(THINKING_SWITCHES, effort != "none"))
+
+
+def budget_of(
+    effort: Effort | None, budget: int | None = None, kwargs: Mapping[str, Any] | None = None
+) -> int:
+    """Return the most tokens of reasoning, -1 for no limit: 0 for the effort "none", as far as
+    neither the budget nor `chat_template_kwargs` says otherwise."""
+    if budget is not None:
+        return budget
+    is_set = any(switch in (kwargs or {}) for switch in THINKING_SWITCHES)
+    return 0 if effort == "none" and not is_set else -1
 
 
 def read_kwargs(kwargs: Any) -> dict[str, Any] | None:
@@ -131,7 +140,7 @@ Documents = Annotated[
 
 def thinking_kwargs(thinks: bool | None, effort: str | None = None) -> bytes:
     """Pack the template's variables; None leaves a choice to the template."""
-    variables: dict[str, Any] = {} if thinks is None else dict.fromkeys(SWITCHES, thinks)
-    if effort is not None:
+    variables: dict[str, Any] = {} if thinks is None else dict.fromkeys(THINKING_SWITCHES, thinks)
+    if effort not in (None, "none"):
         variables["reasoning_effort"] = effort
     return dump(variables) if variables else b""

@@ -16,7 +16,7 @@ from services.router.json_schema import OBJECT, STRING, array, either, nullable,
 from services.router.openai.rules import make_rules, with_schema
 from services.router.openai.sampling import MAX_TOP_LOGPROBS, SamplingFields, StreamOptions
 from services.router.openai.structure import named_schema
-from services.router.openai.template import thinking_kwargs
+from services.router.openai.template import Effort, budget_of, thinking_kwargs
 from services.router.openai.tools import MAX_TOOLS
 from services.router.prompts import MAX_INT32
 from services.router.request_fields import UNSUPPORTED
@@ -70,7 +70,7 @@ class TextConfig(RequestModel):
 class Reasoning(RequestModel):
     """`reasoning`; a `summary` has no effect, since no model here writes summaries."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -152,6 +152,10 @@ class ResponsesFields(SamplingFields):
             return -1
         return self.top_logprobs or 0
 
+    @property
+    def effort(self) -> Effort | None:
+        return None if self.reasoning is None else self.reasoning.effort
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseInput:
@@ -192,7 +196,7 @@ class ResponsesRequest(ApiRequest):
             "parallel_tool_calls": fields.parallel_tool_calls is not False,
             "previous_response_id": fields.previous_response_id,
             "prompt_cache_key": fields.prompt_cache_key,
-            "reasoning": {"effort": fields.reasoning and fields.reasoning.effort, "summary": None},
+            "reasoning": {"effort": fields.effort, "summary": None},
             "safety_identifier": fields.safety_identifier,
             "service_tier": "default",
             "store": self.is_stored,
@@ -215,12 +219,13 @@ def parse_response(
     response_input = _input(fields, warnings, history)
     tools = response_input.tools.offer
     stream, structure = fields.stream_settings(), response_input.structure
+    budget = budget_of(fields.effort)
     request = fields.generate_request(
         prompts=(response_input.prompt,),
         prompt_field="input",
         sampling=fields.sampling(fields.max_output_tokens or 0, fields.num_logprobs),
         stream=replace(stream, parse_tools=tools.use is not None, parse_reasoning=True),
-        rules=make_rules(structure, tools, warnings, -1, fields.allowed_ids, fields.bad_words),
+        rules=make_rules(structure, tools, warnings, budget, fields.allowed_ids, fields.bad_words),
         max_tokens_field="max_output_tokens",
         truncate_to=TRUNCATE_TO_FIT if fields.truncation == "auto" else 0,
         truncate_side="left",
@@ -256,7 +261,7 @@ def _input(fields: ResponsesFields, warnings: Warnings, history: History) -> Res
     parallel = fields.parallel_tool_calls
     tools = read_tools(fields.tools, fields.tool_choice, parallel, warnings, places)
     structure = _structure(fields.text)
-    effort = None if fields.reasoning is None else fields.reasoning.effort
+    effort = fields.effort
     prompt = ChatPrompt(
         messages_json=pack_input(fields.instructions, places),
         tools_json=tools.offer.json,

@@ -18,7 +18,8 @@ from tests.kernels.runner.cuda_runners import (
 )
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import HandScheduler
-from tests.unit.compute.models.family_models import FAMILIES, random_model
+from tests.unit.compute.models.family_models import FAMILIES
+from tests.unit.compute.models.family_recipes import make_random
 from tests.unit.compute.runner_scenarios import prompt_of
 from tests.unit.compute.tiny_models import make_model, save_model
 
@@ -57,7 +58,8 @@ def test_logits_are_those_of_the_cpu(
     name: str, batch_invariant: bool, device: torch.device, tmp_path: Path
 ) -> None:
     """Chunks, one row alone, several rows, and rows beside a chunk."""
-    FAMILIES[name].save(random_model(name), tmp_path)
+    family = FAMILIES[name]
+    family.save(make_random(family.model(**SIZES)), tmp_path)
     assert_logits_alike(tmp_path, {"batch_invariant": batch_invariant}, 1e-3, device)
 
 

@@ -95,6 +95,22 @@ def test_rules_become_guidance(tmp_path: Path) -> None:
         assert grammar_spec is not None and "thoughts" not in grammar_spec.grammar
 
 
+@pytest.mark.parametrize(
+    ("template", "by_template"),
+    [("qwen3_thinking", True), ("deepseek_v31_switch", True), ("harmony_macros", False),
+     ("magistral_v13", False)],
+)  # fmt: skip
+def test_a_grammar_keeps_from_reasoning_where_a_template_cannot(
+    template: str, by_template: bool, tmp_path: Path
+) -> None:
+    """As where the effort is none: the switches are off, and there is no token for it."""
+    variables = {"enable_thinking": False, "thinking": False}
+    job = chat(HELLO, template_kwargs_json=json.dumps(variables).encode())
+    job = replace(job, rules=OutputRules(thinking_budget=0))
+    spec = answer(speaking(tmp_path, template), job).grammar_spec
+    assert (spec is None) == by_template
+
+
 def test_required_tools_become_guidance(tmp_path: Path) -> None:
     job = chat(HELLO, tools_json=json.dumps([TOOL]).encode())
     job = Job(job.prompt, 0.0, rules=REQUIRED)

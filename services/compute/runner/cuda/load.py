@@ -113,12 +113,13 @@ def machine_sizes(loader: ModelLoader) -> MachineSizes:
 
 
 def _keeps_dense(loader: ModelLoader) -> bool:
-    """Whether weights in the model's dtype fit beside those in fewer bits."""
+    """Whether weights in the model's dtype fit beside those in fewer bits; experts have no such
+    copies."""
     if loader.device.type != "cuda" or loader.settings.batch_invariant:
         return False
     free_bytes, total_bytes = torch.cuda.mem_get_info(loader.device)
     usable_bytes = min(free_bytes, total_bytes * loader.settings.gpu_memory_utilization)
-    num_bytes = loader.config.shape.num_step_weights * loader.dtype.itemsize
+    num_bytes = loader.config.shape.num_common_weights * loader.dtype.itemsize
     return num_bytes < usable_bytes * DENSE_SHARE
 
 

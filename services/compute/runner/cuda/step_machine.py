@@ -21,7 +21,7 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
-from services.compute.kernels.latent_tiling import extra_programs, head_tiles
+from services.compute.kernels.latent_tiling import head_tiles, programs_at_once
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits
@@ -278,10 +278,13 @@ class StepMachine:
         programs = EXTRA_PROGRAMS
         if shape.latent is not None:
             kernels, width = OVER_LATENTS, shape.latent.latent_dim
-            tiles, programs = head_tiles(shape.num_heads), extra_programs(shape.num_heads)
+            tiles, programs = head_tiles(shape.num_heads), programs_at_once(shape.num_heads)
         group = shape.num_heads // tiles
         decode = DecodeWork.make(
-            sizes.max_rows, tiles, group, width, device=device, extra_programs=programs
+            *(sizes.max_rows, tiles, group, width),
+            device=device,
+            extra_programs=programs,
+            one_wave=shape.latent is not None,
         )
         windows = sorted(set(sizes.layout.windows))
         tables = AttentionTables(

@@ -94,6 +94,7 @@ CASES = {
     ),
     "mixtral": Case("mixtral", NO_WINDOW),
     "qwen3 moe": Case("qwen3 moe", {"mlp_only_layers": []}),
+    "qwen2 moe, merged": Case("qwen2 moe", options=GgufOptions(merged_experts=True)),
     "glm 4, merged": Case("glm 4", options=GgufOptions(merged_qkv=True)),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Packed
 from services.compute.runner.model_loader import ModelLoader
 from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.engine_scenarios import COUNT, GREEDY, PROMPTS
+from tests.unit.compute.engine_scenarios import FEW, PROMPTS
 from tests.unit.compute.engine_server import Server
 from tests.unit.compute.models.family_models import FAMILIES, random_model
 from tests.unit.compute.models.family_recipes import make_random
@@ -52,13 +52,13 @@ def model_of(variant: str) -> PreTrainedModel:
 def served(folder: Path, settings: ComputeSettings = SETTINGS) -> list[list[int]]:
     server = Server(load_on_cpu(folder, settings), settings)
     for counter, prompt in enumerate(PROMPTS):
-        server.ask(counter, prompt, GREEDY)
+        server.ask(counter, prompt, FEW)
     server.run()
     return [server.tokens[counter] for counter in range(len(PROMPTS))]
 
 
 def said(model: PreTrainedModel) -> list[list[int]]:
-    return [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
+    return [greedy_ids(model, prompt, FEW.max_tokens) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -130,10 +130,10 @@ def test_a_model_quantized_at_load_says_what_its_numbers_say(
 
 ROUTERS = re.compile(r"embed|norm|lm_head|mlp\.gate\.")
 EXPERTS = {"moe_intermediate_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-IN_OWN_ORDERS = "gptq in several act orders"
+IN_ORDERS = ("gptq in act order", "gptq v2 of 8 bits in act order", "gptq in several act orders")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name != IN_OWN_ORDERS])
+@pytest.mark.parametrize("name", [name for name in FORMS if name not in IN_ORDERS])
 def test_experts_of_a_quantized_folder_are_stacked_as_they_are(name: str, tmp_path: Path) -> None:
     folder = save_model(make_model("qwen3_moe", **EXPERTS), tmp_path / "dense")
     dense = quantize_folder(folder, tmp_path, FORMS[name], ROUTERS)
@@ -146,11 +146,20 @@ def test_experts_of_a_quantized_folder_are_stacked_as_they_are(name: str, tmp_pa
         torch.testing.assert_close(found, torch.cat(parts), rtol=1e-3, atol=1e-4)
 
 
-def test_experts_with_inputs_in_orders_of_their_own_are_for_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", IN_ORDERS)
+def test_experts_with_inputs_in_another_order_are_for_the_cpu(name: str, tmp_path: Path) -> None:
     folder = save_model(make_model("qwen3_moe", **EXPERTS), tmp_path / "dense")
-    dense = quantize_folder(folder, tmp_path, FORMS[IN_OWN_ORDERS], ROUTERS)
+    dense = quantize_folder(folder, tmp_path, FORMS[name], ROUTERS)
     with pytest.raises(ModelError, match="desc_act"):
         ModelLoader.read(tmp_path, SETTINGS, CPU).decoder(KernelLinears(torch.float32, False))
+    save_file(dense, folder / "model.safetensors", metadata={"format": "pt"})
+    assert served(tmp_path) == served(folder)
+
+
+def test_the_numbers_of_a_quantized_router_choose(tmp_path: Path) -> None:
+    folder = save_model(make_model("qwen3_moe", **EXPERTS), tmp_path / "dense")
+    plain = re.compile("embed|norm|lm_head")
+    dense = quantize_folder(folder, tmp_path, FORMS["compressed int8 of rows"], plain)
     save_file(dense, folder / "model.safetensors", metadata={"format": "pt"})
     assert served(tmp_path) == served(folder)
 

@@ -189,12 +189,16 @@ def test_a_small_model_gets_one_thread_and_a_large_one_all_cores_but_one() -> No
     assert choose_threads(SETTINGS.model_copy(update={"num_threads": 9}), small, torch.float32) == 9
 
 
-def test_weights_read_in_a_step_are_counted_by_shape() -> None:
-    model = make_model("llama")
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
+def test_weights_that_every_token_sees_are_counted_by_shape(variant: str) -> None:
+    """Without the experts' own, which are stacks."""
+    model = make_model(variant)
     shape = read_shape(model.config.to_dict())
     embedding = model.get_input_embeddings().weight
     matrices = [p.numel() for p in model.parameters() if p.dim() == 2 and p is not embedding]
-    assert shape.num_step_weights == sum(matrices)
+    assert shape.num_common_weights == sum(matrices)
+    stacks = [p.numel() for p in model.parameters() if p.dim() == 3]
+    assert shape.num_step_weights == sum(matrices + stacks)
 
 
 class TestPromises(RunnerPromises):

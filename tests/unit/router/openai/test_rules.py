@@ -283,6 +283,22 @@ def test_what_the_template_is_told(fields: dict[str, Any], expected: Any) -> Non
     assert (json.loads(packed) if packed else None) == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({}, -1),
+        ({"reasoning_effort": "low"}, -1),
+        ({"reasoning_effort": "none"}, 0),
+        ({"reasoning_effort": "none", "thinking_token_budget": 9}, 9),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"thinking": True}}, -1),
+    ],
+)
+def test_an_effort_of_none_leaves_no_token_for_reasoning(
+    fields: dict[str, Any], budget: int
+) -> None:
+    assert chat_of(**fields).generate.rules.thinking_budget == budget
+
+
 # Messages
 
 

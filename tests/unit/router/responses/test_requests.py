@@ -88,8 +88,10 @@ def test_effort_is_the_templates() -> None:
     assert prompt_of(parse()).template_kwargs_json == b""
     low = json.loads(prompt_of(parse(reasoning={"effort": "low"})).template_kwargs_json)
     assert low == {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}
-    none = json.loads(prompt_of(parse(reasoning={"effort": "none"})).template_kwargs_json)
-    assert none["enable_thinking"] is False
+    none = parse(reasoning={"effort": "none"})
+    variables = json.loads(prompt_of(none).template_kwargs_json)
+    assert variables == {"enable_thinking": False, "thinking": False}
+    assert (parse().generate.rules.thinking_budget, none.generate.rules.thinking_budget) == (-1, 0)
 
 
 def test_limits_truncation_and_the_extras_of_chat() -> None:
