@@ -50,6 +50,9 @@ WARP_QUADS = 32
 
 
 def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
+    """Measured on an H200 at one token. Gates and ups: Qwen3-30B-A3B, one output 14.5 microseconds,
+    two 16.4; gpt-oss-20B in MXFP4, 16 of two warps 19.1, 8 of one 26.2. Down, in FP8: one output of
+    a warp 7.4, four of four 11.5."""
     is_packed = isinstance(stack.weight, Packed)
     if isinstance(stack.weight, Packed) and has_quads(stack.weight):
         count = stack.num_in // QUAD

@@ -6,6 +6,11 @@ until the whole of that kernel has ended. So a kernel launched thus has `gdc_wai
 those with nothing to do included, above all that it writes and all that it reads of what the
 kernels before it wrote: then its own end says that all before it have ended.
 
+Kernels that fill the device let the next one start after their own wait, and after their loads: if
+each did so at once, programs of several launches would lie on multiprocessors while the first still
+runs, and the next ones' would share what room there is, many on some and none on others. At one
+token that took a layer of gpt-oss-20B's experts on an H200 from 48 microseconds to 76.
+
 Above the wait some kernels read what the step's first kernels wrote: its inputs, its plan, its page
 table. For inputs and page table it is enough that, between the kernels that write those and the
 first launch with pdl, one is launched without. A plan itself may be launched with pdl: it is read
