@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (9_450, 61),
-    "services/router": (13_830, 79),
+    "common": (9_470, 61),
+    "services/router": (13_850, 79),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (30_520, 195),
+    "services/compute": (32_000, 200),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (1_340, 8),
     "services/commands": (1_610, 9),
     "services/bench": (630, 4),
-    "services": (55_040, 336),
+    "services": (56_550, 341),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import triton.language as tl
 
-from services.compute.kernels import matvec_config
+from services.compute.kernels import decode_plan, matvec_config
 from services.compute.kernels.decode_plan import DecodeWork
 
 HOST_PROGRAMS = 16
@@ -24,5 +25,7 @@ def few_multiprocessors(device: torch.device) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if device.type != "cuda":
             patch.setattr(matvec_config, "MIN_PROGRAMS", HOST_PROGRAMS)
+            # contexts are short here: programs of more chunks would have nothing to do
+            patch.setattr(decode_plan, "LONG_SHARE", tl.constexpr(1))
             patch.setitem(DecodeWork.make.__kwdefaults__, "extra_programs", HOST_PROGRAMS)
         yield

@@ -119,8 +119,8 @@ def test_choices_of_another_device_or_version_are_an_error(path: Path) -> None:
     write(path, "NVIDIA H100", FOUND)
     with pytest.raises(ChoiceFileError, match="device is 'NVIDIA H100', and this one is"):
         read(path, DEVICE)
-    path.write_text('{"format": 2, "device": "NVIDIA H200"}\n')
-    with pytest.raises(ChoiceFileError, match="format is 2, and this version's is 1"):
+    path.write_text('{"format": 1, "device": "NVIDIA H200"}\n')
+    with pytest.raises(ChoiceFileError, match="format is 1, and this version's is 2"):
         read(path, DEVICE)
 
 
