@@ -1,9 +1,9 @@
 """A mixture of experts on a GPU: launches that depend on shapes alone, whatever rows choose.
 
 Very few rows take three: the router's product and the choice, and two products that read the maps
-of each row's experts. Many take six: rows are put in the order of experts, so that a tile of a
-product has one expert's, and what becomes of them is added up at the end. Where maps take codes of
-8 bits, two more make them.
+of each row's experts. Many take five: rows are put in the order of experts, so that a tile of a
+product has one expert's, and what becomes of them is added up by the norm behind. Where maps take
+codes of 8 bits, one or two more make them.
 
 Shape legend: T tokens, E hidden width, F inner width of an expert, X experts, K experts of a token,
 R = T * K pairs of a token and an expert.
