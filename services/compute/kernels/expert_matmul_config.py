@@ -83,12 +83,13 @@ Way: TypeAlias = Literal["row", "tile"]
 """What a program has: a row (expert_matvec), or a tile of those of an expert."""
 
 
-def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
+def way(num_tokens: int, stack: ExpertStack, dtype: torch.dtype, *, invariant: bool = False) -> Way:
     """How so many tokens meet their experts. Where a row's result may not follow from how many
     there are, all go by tiles."""
     weight, most = stack.weight, MAX_ROW_TOKENS
     if isinstance(weight, Packed):
-        is_slow = weight.has_halves and not has_quads(weight)
+        in_integers = dtype == torch.bfloat16 and has_quads(weight)
+        is_slow = weight.has_halves and not in_integers
         most = 0 if is_slow else MAX_CODE_ROW_TOKENS
     return "row" if num_tokens <= most and not invariant else "tile"
 

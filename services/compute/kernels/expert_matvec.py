@@ -48,8 +48,12 @@ class ExpertRowConfig:
 
 WARP_QUADS = 32
 
+MOST_INPUTS = 34_000
+"""That a program of the second product meets in 16 bits, of all outputs and experts together: their
+loads begin at once, and V2-Lite's 33,792 are 132 registers of a thread."""
 
-def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
+
+def expert_row_config(stack: ExpertStack, *, gated: bool, top_k: int = 1) -> ExpertRowConfig:
     """Measured on an H200 at one token. Gates and ups: Qwen3-30B-A3B, one output 14.5 microseconds,
     two 16.4; gpt-oss-20B in MXFP4, 16 of two warps 19.1, 8 of one 26.2. Down, in FP8: one output of
     a warp 7.4, four of four 11.5."""
@@ -59,9 +63,13 @@ def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
         quads = next((q for q in (32, 16, 8) if -(-count // q) * q * 8 <= count * 9), WARP_QUADS)
         return ExpertRowConfig(16, quads * QUAD, 2) if gated else ExpertRowConfig(8, quads * QUAD)
     width = triton.next_power_of_2(stack.num_in)
-    if not gated:  # a warp has a row
-        num_warps = 1 if is_packed else 4
-        return ExpertRowConfig(num_warps, min(256, width), num_warps)
+    if not gated and is_packed:  # a warp has a row
+        return ExpertRowConfig(1, min(256, width), num_warps=1)
+    if not gated:
+        rows = 4
+        while rows > 1 and rows * top_k * stack.num_in > MOST_INPUTS:
+            rows //= 2
+        return ExpertRowConfig(rows, min(1024 // rows, width))
     step = min(2048, width)
     if stack.num_in % step and step > 512:  # padding would be loads of nothing
         step = 512
@@ -246,7 +254,7 @@ def expert_down_rows(
     num_tokens, num_out = out_TE.shape
     assert weights_TK.shape == experts_TK.shape and len(experts_TK) == num_tokens
     assert num_out == stack.num_out and len(inner_RF) == experts_TK.numel()
-    config = config or expert_row_config(stack, gated=False)
+    config = config or expert_row_config(stack, gated=False, top_k=experts_TK.shape[1])
     assert inner_RF.is_contiguous() and out_TE.is_contiguous()
     if _in_integers(inner_RF, stack):
         quad_down_kernel[(triton.cdiv(num_out, config.rows), num_tokens)](

@@ -13,15 +13,15 @@ from services.compute.kernels.expert_matmul_config import (
     ExpertStack,
 )
 from services.compute.kernels.matvec_config import SHARED_BYTES
-from services.compute.kernels.quantized_matmul_config import THREAD_SUMS, row_form
+from services.compute.kernels.quantized_matmul_config import (
+    COPY_ALIGNMENT,
+    THREAD_SUMS,
+    row_form,
+)
 from services.compute.kernels.quantized_rows import SCALE_GROUP, RowForm
 from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
 from services.compute.quantization.packed import Packed, Weight
-
-COPY_ALIGNMENT = 16
-"""Of rows that are copied, in bytes."""
-
 
 MAX_ROWS = 64
 """Of a tile: 1,024 tokens of Qwen3-30B-A3B by blocks take 171 µs for gates and ups where tiles of

@@ -25,6 +25,9 @@ from services.compute.quantization.packed import Packed
 MAX_BLOCK_TOKENS = 128
 MAX_BLOCK_OUT = 256
 
+COPY_ALIGNMENT = 16
+"""Of rows that are copied, in bytes."""
+
 THREAD_SUMS = 200
 """Of a thread's registers, for sums: those of planes, and those of the result."""
 

@@ -28,14 +28,11 @@ from services.compute.kernels.packed_codes import (
     decode_scaled_fp4,
     kernel_kind,
 )
-from services.compute.kernels.quantized_matmul_config import fits_device
+from services.compute.kernels.quantized_matmul_config import COPY_ALIGNMENT, fits_device
 from services.compute.quantization.packed import Packed, Weight
 
 HALF_GROUP = 16
 """Inputs of a group, where the two codes of a byte are of two groups."""
-
-COPY_ALIGNMENT = 16
-"""Of rows that are copied, in bytes."""
 
 
 class WeightForm(NamedTuple):

@@ -109,7 +109,8 @@ class ExpertProduct:
             torch.mul(x_TE, routes.weights_TK, out=scaled_TE)
             routes.weights_TK.fill_(1.0)
             x_TE = scaled_TE
-        if way(len(x_TE), _stacks(experts)[0], invariant=self._invariant) == "row":
+        gate_up, _ = _stacks(experts)
+        if way(len(x_TE), gate_up, x_TE.dtype, invariant=self._invariant) == "row":
             self._by_row(x_TE, experts, routes, shared, out_TE, scratch)
             return None
         rows_RE = self._by_tile(x_TE, experts, routes, scratch, kept)
@@ -302,7 +303,7 @@ def _room(form: RowForm, size: tuple[int, int], scratch: Scratch) -> QuantizedRo
 
 def _plain(router: AnyLinear) -> Linear:
     if not isinstance(router, Linear):
-        raise TypeError("routers are never quantized")
+        raise TypeError("routers are numbers here")
     return router
 
 
