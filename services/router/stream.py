@@ -52,11 +52,15 @@ class SlowClientLimits:
 
 @dataclass(eq=False, slots=True)
 class _ChoiceBuffer:
-    """The unwritten output of one choice: plain text, or a delta with more than text."""
+    """The unwritten output of one choice: plain text, or a delta with more than text.
+
+    The text of a parsed answer is that of content parts, and becomes one again beside others.
+    """
 
     choice: int
     template: EventTemplate | None
     text: str = ""
+    is_parsed: bool = False
     rich: Delta | None = None
     prompt: TextOpened | None = None
     ended: Ending | None = None
@@ -77,7 +81,9 @@ class _ChoiceBuffer:
     def enrich(self) -> Delta:
         """Turn the buffer into a delta, which takes more than text."""
         if self.rich is None:
-            self.rich = Delta(self.text)
+            self.rich = Delta()
+            parts = (Part("content", self.text),) if self.is_parsed else ()
+            self.rich.take(self.text, None, parts, ())
             self.text = ""
         return self.rich
 
@@ -153,6 +159,7 @@ class ResponseStream:
         if slot.rich is not None or logprobs or parts or token_ids:
             if slot.takes_as_text(logprobs, parts, token_ids):  # saves 1.2 µs a token
                 slot.text += parts[0].text
+                slot.is_parsed = True
             else:
                 slot.enrich().take(text, logprobs, parts, token_ids)
         else:

@@ -7,9 +7,12 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.logprobs import Candidate, TokenLogprob
+from common.messages.text import Part
 from services.router.answer import ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.chunks import AnswerOptions
@@ -17,6 +20,7 @@ from services.router.stream import ResponseStream, SlowClientLimits, StreamFlush
 from tests.text_rows import columns
 
 LIMITS = SlowClientLimits(buffer_bytes=1000, max_bytes=5000, timeout_s=10.0)
+PARTS = [Part("content", "a"), Part("content", "b"), Part("content", ""), Part("reasoning", "c")]
 STOPPED = Ending("stop", Usage(5, 0, 2))
 
 
@@ -40,6 +44,11 @@ class Wire:
 
     def abort(self) -> None:
         self.aborted = True
+
+    def deltas(self) -> list[dict[str, Any]]:
+        """Return the delta of every event; all are of one choice that has not ended."""
+        events = b"".join(self.writes).split(b"\n\n")[:-1]
+        return [json.loads(event[6:])["choices"][0]["delta"] for event in events]
 
     def contents(self) -> list[str]:
         """Return the content of each event that has one, or what else it is."""
@@ -169,6 +178,31 @@ async def test_logprobs_are_merged_with_their_text() -> None:
     chunk = json.loads(wire.writes[0].split(b"\n\n")[1][6:])
     tokens = [each["token"] for each in chunk["choices"][0]["logprobs"]["content"]]
     assert (tokens, chunk["choices"][0]["delta"]["content"]) == (["a", "b"], "ab")
+
+
+@given(
+    rows=st.lists(st.lists(st.sampled_from(PARTS), max_size=3), max_size=8),
+    writes=st.sets(st.integers(0, 7)),
+)
+def test_a_parsed_answer_is_the_same_however_its_rows_merge(
+    rows: list[list[Part]], writes: set[int]
+) -> None:
+    async def streamed() -> Wire:
+        stream, _ = _stream()
+        wire = Wire()
+        stream.attach(wire, chunked=False)
+        for number, parts in enumerate(rows):
+            stream.delta(0, "".join(part.text for part in parts), parts=tuple(parts))
+            if number in writes:
+                await _turn()
+        await _turn()
+        return wire
+
+    deltas = asyncio.run(streamed()).deltas()
+    parts = [part for row in rows for part in row]
+    for kind, field in (("content", "content"), ("reasoning", "reasoning_content")):
+        whole = "".join(part.text for part in parts if part.kind == kind)
+        assert "".join(delta.get(field) or "" for delta in deltas) == whole
 
 
 async def test_a_slow_clients_deltas_merge_until_it_reads_on() -> None:
