@@ -68,6 +68,10 @@ class Heartbeats:
         return bool(self._addresses)
 
     @property
+    def num_routers(self) -> int:
+        return len(self._addresses)
+
+    @property
     def draining(self) -> bool:
         return self._drained_from is not None
 

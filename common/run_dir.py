@@ -62,6 +62,30 @@ def remove_abandoned(now_s: float) -> list[str]:
     return [path for name in names if _removed(path := os.path.join(parent, name), now_s)]
 
 
+def live_run_dirs() -> list[str]:
+    """Return the folders that `private_run_dir` made for this user and whose makers run."""
+    found = []
+    for parent in dict.fromkeys((_parent(), tempfile.gettempdir(), "/tmp")):
+        with contextlib.suppress(OSError):
+            found += [os.path.join(parent, name) for name in os.listdir(parent)]
+    return [
+        path for path in sorted(found) if _MADE.fullmatch(os.path.basename(path)) and _lives(path)
+    ]
+
+
+def _lives(path: str) -> bool:
+    try:
+        with open(os.path.join(path, OWNER), "rb") as owner:
+            if os.fstat(owner.fileno()).st_uid != os.geteuid():
+                return False
+            fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _removed(path: str, now_s: float) -> bool:
     """Remove one folder if it is abandoned, while holding its locks; returns whether it was."""
     with contextlib.ExitStack() as stack:

@@ -16,6 +16,7 @@ COMMANDS = {
     "pull": "download a model from the Hugging Face hub",
     "list": "list the models that are downloaded",
     "rm": "remove a downloaded model",
+    "scale": "change how many processes of a service a running server has",
     "bench": "measure a server under load",
     "timeline": "draw what the processes of a server did in the last seconds",
     "replay": "run a recording of the compute service again and compare",

@@ -16,7 +16,7 @@ from common.errors import MalformedMessage
 from common.link import codec
 from common.link.shapes import Shapes
 from common.messages.address import Address
-from common.messages.control import WorkerAlive
+from common.messages.control import Load, WorkerAlive
 from common.messages.generate import Generate
 from common.messages.previous import OLD_FORMS, OldForm, WorkerAlive6, kept
 from common.messages.tokenize import Tokenize
@@ -42,6 +42,7 @@ def refuse_others(alive: WorkerAlive6) -> Any:
 NEW_FIELDS: dict[type, tuple[str, ...]] = {
     Generate: ("client",),
     Tokenize: ("client",),
+    Load: ("signals",),
     WorkerAlive: ("trouble", "experts"),
 }
 """At the end of records, with defaults: no difference to a reader, but this release had none."""

@@ -88,6 +88,24 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Signals:
+    """What tells how many workers of a service are needed.
+
+    `utilization` is the share in use, over some seconds, of what limits this one. `queue_age_s` is
+    how long the oldest request that waits has waited, `num_waiting_tokens` what those that wait
+    have to prefill. Compute's rates are the most that its steps allow, 0 until some were measured.
+    `num_routers` are alive for this worker: they do not know of each other.
+    """
+
+    utilization: float
+    queue_age_s: float = 0.0
+    num_waiting_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    num_routers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How busy a worker is: requests running and waiting against its capacity, KV in use (0..1)."""
 
@@ -96,6 +114,7 @@ class Load:
     capacity: int
     kv_usage: float = 0.0
     steps: StepReport | None = None  # compute's
+    signals: Signals | None = None
 
 
 @dataclass(frozen=True, slots=True)

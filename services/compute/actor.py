@@ -17,7 +17,7 @@ from opentelemetry.trace import Span
 from common.errors import FatalError, LinkError
 from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
-from common.messages.control import Abort, Load, ModelCard, RouterAlive
+from common.messages.control import Abort, Load, ModelCard, RouterAlive, Signals, StepReport
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.queries import Inspection, InspectionQuery, TimelineQuery
 from common.messages.tokens import TokensGenerated
@@ -38,11 +38,14 @@ from services.compute.scheduler.outputs import (
 )
 from services.compute.scheduler.scheduler import Scheduler, SchedulerStats
 from services.compute.step_loop import StepLoop
+from services.compute.step_profile import DeviceShare, fitted
+from services.compute.step_times import WINDOW
 
 # A large model on a busy CPU may take seconds for a layer; then ten times the longest of those that
 # were seen is no hang yet. Time in which this thread did not run is not counted as theirs.
 BLOCKS = 10.0
 MOST_BLOCK_S = 60.0
+PROFILE_INTERVAL_S = 2.0
 
 
 class Device(Protocol):
@@ -69,6 +72,7 @@ class ComputeActor(Worker):
         self._step_id = 0
         self._num_waits = 0  # beats at which everything waited for masks
         self._trouble = ""
+        self._profiled_at_s = -PROFILE_INTERVAL_S
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger()
 
@@ -104,6 +108,8 @@ class ComputeActor(Worker):
             max_model_len=spec.max_model_len,
             max_num_seqs=spec.max_num_seqs,
         )
+        stats = self._scheduler.stats()
+        self._device_share = DeviceShare(stats.num_slots, stats.max_prefill_tokens)
         self._registration.start(transport, card)
         self._steps = StepLoop(self._engine, self._scheduler, self._send)
         self._task = asyncio.get_running_loop().create_task(self._steps.run())
@@ -157,13 +163,15 @@ class ComputeActor(Worker):
         # The mask worker is killed beyond its own bounds: waiting for it is no hang.
         queue_alone = self._queue and not self._engine.num_in_flight
         self._num_waits += bool(self._engine.waits_for_masks() or queue_alone)
+        kv_usage = used / stats.pages_total if stats.pages_total else 0.0
         return WorkerState(
             load=Load(
                 num_running=stats.num_running,
                 num_waiting=stats.num_waiting + stats.num_swapped + len(self._queue),
                 capacity=self._runner.spec().max_num_seqs,
-                kv_usage=used / stats.pages_total if stats.pages_total else 0.0,
-                steps=self._engine.report(now_s),
+                kv_usage=kv_usage,
+                steps=(steps := self._engine.report(now_s)),
+                signals=self._signals(stats, steps, kv_usage, now_s),
             ),
             progress=self._engine.stats.num_steps + self._engine.num_slices + self._num_waits,
             stall_after_s=self.longest_block_s,
@@ -210,6 +218,24 @@ class ComputeActor(Worker):
         self._grammars.close()
         self._runner.close()
         gc.enable()
+
+    def _signals(
+        self, stats: SchedulerStats, steps: StepReport, kv_usage: float, now_s: float
+    ) -> Signals:
+        device = self._device_share
+        if now_s - self._profiled_at_s >= PROFILE_INTERVAL_S:
+            self._profiled_at_s = now_s
+            device.profile = fitted(self._engine.records.last(WINDOW))
+        used = device.at(now_s, steps.num_prefill_tokens, steps.num_samples)
+        num_tokens, since_s = self._scheduler.queue()
+        return Signals(
+            max(used, kv_usage, stats.num_running / stats.num_slots),
+            0.0 if since_s is None else max(0.0, now_s - since_s),
+            num_tokens,
+            device.prefill_tokens_per_s,
+            device.decode_tokens_per_s,
+            self._registration.num_routers,
+        )
 
     def _judge(self, stats: SchedulerStats, now_s: float) -> None:
         """Find out whether this replica is ill, and log it if that is news."""

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from common.busy_share import BusyShare
 from common.errors import LinkError
 from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
-from common.messages.control import Abort, Load, ModelCard, RouterAlive
+from common.messages.control import Abort, Load, ModelCard, RouterAlive, Signals
 from common.messages.failure import Failure
 from common.messages.queries import TimelineQuery
 from common.messages.text import Detokenized, TextGenerated
@@ -46,6 +47,7 @@ class DetokenizerActor(Worker):
         self._clock = clock
         self._steps = SpanRing("text", "detokenize", "rows")
         self._turns = Turns(clock)
+        self._loop_share = BusyShare(time.thread_time)
         self._progress = 0
         self._has_started = False
 
@@ -85,8 +87,10 @@ class DetokenizerActor(Worker):
         self.beat(now_s)
 
     def state(self, now_s: float) -> WorkerState:
+        num_routers = self._registration.num_routers
+        signals = Signals(self._loop_share.at(now_s), num_routers=num_routers)
         return WorkerState(
-            load=Load(len(self._streams), 0, CAPACITY),
+            load=Load(len(self._streams), 0, CAPACITY, signals=signals),
             progress=self._progress,
             stall_after_s=0.0,  # silence is no sign of trouble here: tokens may pause for any time
             open_counters=self._streams.open_counters,

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -25,11 +26,14 @@ from common.errors import EXIT_CONFIG, ConfigError
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from common.telemetry.line_writer import STDERR, STDOUT, LineWriter
+from services.launcher.child import Child, service_command
+from services.launcher.control import CONTROL_SOCKET, serve_control
 from services.launcher.front import Front
 from services.launcher.model import find_model
 from services.launcher.plan import (
     SETTINGS,
     Cores,
+    Counts,
     Plan,
     cores_of,
     environment_of,
@@ -37,7 +41,7 @@ from services.launcher.plan import (
     toml_text,
 )
 from services.launcher.preflight import check, device_of, look
-from services.launcher.supervisor import Child, Supervisor, service_command
+from services.launcher.supervisor import Supervisor
 from services.launcher.terminal import Terminal
 
 LAST_LINES_S = 1.0  # for standard output and the log, if nobody reads them
@@ -74,7 +78,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         stack.callback(os.close, read_fd)
         stack.callback(os.close, write_fd)
         cores = cores_of(plan, env)
-        children = _children(plan, env, config, (read_fd, front.fd), cores)
+        family = _Family(plan, env, config, (read_fd, front.fd), cores)
         if cores is not None:
             stack.enter_context(_kept_off(cores))
 
@@ -89,8 +93,12 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 
         async def supervise() -> int:
             starter_fd = inherited_fd(env, LAUNCHER_FD_VARIABLE)
-            supervisor = Supervisor(children, run_dir, plan.grace_s, write, starter_fd)
-            return await supervisor.run(front, announce)
+            names = _first_names(plan.counts)
+            supervisor = Supervisor(
+                names, family.child, run_dir, plan.grace_s, write, starter_fd=starter_fd
+            )
+            async with serve_control(os.path.join(run_dir, CONTROL_SOCKET), supervisor):
+                return await supervisor.run(front, announce)
 
         status = asyncio.run(supervise())
         if status == EXIT_CONFIG:  # in the log it stands above the ends of the other services
@@ -152,27 +160,33 @@ def _kept_off(cores: Cores) -> Iterator[None]:
             os.sched_setaffinity(0, before)
 
 
-def _children(
-    plan: Plan,
-    env: Mapping[str, str],
-    config: str,
-    fds: tuple[int, int],
-    cores: Cores | None,
-) -> list[Child]:
-    """Return all processes, not yet started; `fds` are the launcher's pipe and listening socket."""
-    pipe, listening = fds
-    children = []
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What all children of a launch have in common; `fds` are its pipe and listening socket."""
+
+    plan: Plan
+    env: Mapping[str, str]
+    config: str
+    fds: tuple[int, int]
+    cores: Cores | None
+
+    def child(self, name: str) -> Child:
+        """Return a process that is not yet started, such as `compute-0`."""
+        service, _, number = name.rpartition("-")
+        pipe, listening = self.fds
+        inherited = environment_of(name, self.plan, self.env)
+        inherited[LAUNCHER_FD_VARIABLE] = str(pipe)
+        passed: tuple[int, ...] = (pipe,)
+        if service == "router":
+            inherited[LISTEN_FD_VARIABLE] = str(listening)
+            passed = self.fds
+        own = self.cores.own if self.cores is not None else ()
+        if service == "compute" and int(number) < len(own):
+            inherited[f"{ENV_PREFIX}COMPUTE__CORE"] = str(own[int(number)])
+        return Child(name, service_command(service, name, self.config), inherited, passed)
+
+
+def _first_names(counts: Counts) -> list[str]:
     # Compute first: it takes longest to start.
-    for service in sorted(SERVICE_TABLES, key=lambda service: service != "compute"):
-        for index, name in enumerate(plan.counts.names(service)):
-            inherited = environment_of(name, plan, env)
-            inherited[LAUNCHER_FD_VARIABLE] = str(pipe)
-            passed: tuple[int, ...] = (pipe,)
-            if service == "router":
-                inherited[LISTEN_FD_VARIABLE] = str(listening)
-                passed = fds
-            if service == "compute" and cores is not None:
-                inherited[f"{ENV_PREFIX}COMPUTE__CORE"] = str(cores.own[index])
-            command = service_command(service, name, config)
-            children.append(Child(name, command, inherited, passed))
-    return children
+    services = sorted(SERVICE_TABLES, key=lambda service: service != "compute")
+    return [name for service in services for name in counts.names(service)]

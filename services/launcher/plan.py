@@ -28,6 +28,7 @@ from common.config import (
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.detokenizer.config import DetokenizerSettings
+from services.launcher.replicas import MAX_PROCESSES
 from services.router.config import RouterSettings
 from services.tokenizer.config import TokenizerSettings
 
@@ -40,7 +41,6 @@ SETTINGS: Mapping[str, type[Settings]] = {
     "detokenizer": DetokenizerSettings,
 }
 DEFAULT_GRACE_S = 30.0
-MAX_PROCESSES = 256  # of one service on one host
 MIN_CPUS = 8  # with fewer, a core is worth more to the other services
 MIN_COMMON_CPUS = 4  # router, tokenizer, detokenizer, and what else runs on the machine
 COMMON_CPUS_PER_COMPUTE = 2
@@ -128,8 +128,8 @@ def environment_of(
     environment = child_environment(others, root)
     service, _, index = name.rpartition("-")
     on_gpu = plan.value("compute", "device") in ("auto", "cuda")
-    # Several compute processes get a GPU each, in turn.
-    if service == "compute" and plan.counts.compute > 1 and on_gpu and (gpus := gpus_in(env)):
+    # Compute processes get a GPU each, in turn, those that are added later as well.
+    if service == "compute" and on_gpu and (gpus := gpus_in(env)):
         environment["CUDA_VISIBLE_DEVICES"] = gpus[int(index) % len(gpus)]
     return environment
 

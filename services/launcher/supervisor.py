@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 import structlog
 
-from common.beacon import Beacon, beacon_path, is_ready, read_beacon
+from common.beacon import beacon_path, is_ready
 from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED
+from services.launcher.child import Child, Lines, describe_status
 from services.launcher.front import Front
+from services.launcher.replicas import MAX_PROCESSES, ScaleError, check_count
 
 POLL_S = 0.05
 WATCH_S = 0.5  # between two looks at the beacons
@@ -24,150 +23,27 @@ SAY_WAITING_S = 10.0
 MAX_EARLY_DEATHS = 3  # of one process, before the ring was ever ready
 KILL_AFTER_S = 10.0  # beyond the services' own grace time
 UNREADY_GRACE_S = 1.0  # what is still loading has nothing to finish
-MAX_LINE_BYTES = 64 << 10
-FIRST_DELAY_S = 0.5
-LONGEST_DELAY_S = 30.0
-HEALTHY_AFTER_S = 60.0
-
-
-@dataclass(slots=True)
-class Child:
-    """The process of one service instance, through all restarts; it inherits `env` and `fds`."""
-
-    name: str
-    command: tuple[str, ...]
-    env: Mapping[str, str]
-    fds: tuple[int, ...]
-    num_deaths: int = 0  # in a row, each less than a minute after the start
-    started_s: float = 0.0
-    hung: bool = False  # and was killed for it
-    has_spoken: bool = False  # this process has
-    _process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether there is a process that has not been reaped."""
-        return self._process is not None
-
-    def start(self) -> int:
-        """Start the process; returns the reading end of its output."""
-        read_fd, write_fd = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                self.command,
-                env=dict(self.env),
-                stdin=subprocess.DEVNULL,
-                stdout=write_fd,
-                stderr=write_fd,
-                pass_fds=self.fds,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
-            )
-        except BaseException:
-            os.close(read_fd)
-            raise
-        finally:
-            os.close(write_fd)
-        os.set_blocking(read_fd, False)
-        self.started_s = time.monotonic()
-        self.hung = self.has_spoken = False
-        return read_fd
-
-    def hangs(self, run_dir: str, now_s: float, since_s: float) -> bool:
-        """Whether it says nothing for longer than it may, since `since_s`, or never began to."""
-        if self._process is None:
-            return False
-        beacon = read_beacon(run_dir, self.name)
-        if beacon is None or beacon.pid != self._process.pid:
-            beacon = Beacon(self._process.pid, False, self.started_s)
-            return not self.has_spoken and beacon.hangs(now_s, since_s)
-        self.has_spoken = True
-        return beacon.hangs(now_s, since_s)
-
-    def reap(self) -> int | None:
-        """Return the status of a process that has just died, None if it has not."""
-        if self._process is None or self._process.poll() is None:
-            return None
-        status = self._process.returncode
-        self.kill()  # what it left behind in its session: the workers of a pool
-        self._process = None
-        return status
-
-    def back_off(self, now_s: float) -> float:
-        """Count a death; return the seconds to wait before the process is started again."""
-        if now_s - self.started_s >= HEALTHY_AFTER_S:
-            self.num_deaths = 0
-        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.num_deaths, 10))
-        self.num_deaths += 1
-        return delay_s
-
-    def terminate(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-
-    def kill(self) -> None:
-        """Kill the process and its own children."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def service_command(service: str, name: str, config: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", f"services.{service}", "--config", config, "--name", name)
-
-
-def describe_status(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-
-
-class Lines:
-    """Cuts a child's output into lines and passes them on whole."""
-
-    def __init__(self, fd: int, write: Callable[[str], None]) -> None:
-        self.fd = fd
-        self._write = write
-        self._rest = b""
-
-    def read(self) -> bool:
-        """Read what is there; at the end of the pipe close it and return False."""
-        try:
-            data = os.read(self.fd, MAX_LINE_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:
-            data = b""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data or len(self._rest) > MAX_LINE_BYTES:
-            lines, self._rest = [*lines, self._rest], b""
-        for line in lines:
-            if line.strip():
-                self._write(line.decode("utf-8", "replace"))
-        if not data:
-            os.close(self.fd)
-        return bool(data)
 
 
 class Supervisor:
-    """Supervises the children of one launch; made and used on one running loop.
+    """Supervises the children of one launch, its `Replicas`; made and used on one running loop.
 
+    `names` are the first ones, of which `child_of` makes processes, and of others later.
     `write` is called with a child's name and each line that it prints. EOF on `starter_fd` means
     that the process that started this launch is gone.
     """
 
     def __init__(
         self,
-        children: list[Child],
+        names: Iterable[str],
+        child_of: Callable[[str], Child],
         run_dir: str,
         grace_s: float,
         write: Callable[[str, str], None],
         starter_fd: int | None = None,
     ) -> None:
-        self._children = children
+        self._child_of = child_of
+        self._children = [child_of(name) for name in names]
         self._run_dir = run_dir
         self._grace_s = grace_s
         self._write = write
@@ -176,7 +52,8 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()  # a child died or a signal came
         self._outputs: set[Lines] = set()
-        self._restarts: dict[str, asyncio.TimerHandle] = {}
+        # By name: when a dead child starts again, or one that was told to end is killed.
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._was_ready = False
         self._ending = False
         self._urgent = False
@@ -223,6 +100,8 @@ class Supervisor:
             unready = [c.name for c in self._children if not is_ready(self._run_dir, c.name, now_s)]
             if not unready and await front.ready():
                 self._was_ready = True
+                for child in self._children:
+                    child.has_served = True
                 return True
             if time.monotonic() >= say_s:
                 say_s += SAY_WAITING_S
@@ -230,8 +109,56 @@ class Supervisor:
             await self._wait(POLL_S)
         return False
 
+    def count(self, service: str) -> int:
+        return sum(child.wanted for child in self._of(service))
+
+    async def scale(self, service: str, count: int) -> None:
+        """Start more processes, or drain the last ones; one that still ends is started again."""
+        check_count(service, count)
+        if service == "router" and count != self.count(service):
+            raise ScaleError(
+                "routers cannot be scaled while the server runs: the workers were told of them at "
+                "their start; start it with --routers"
+            )
+        if self._ending or not self._was_ready:
+            state = "ending" if self._ending else "still starting"
+            raise ScaleError(f"the server is {state}")
+        if count != (before := self.count(service)):
+            self._log.info("scaled", service=service, before=before, now=count)
+        children = self._of(service)
+        for child in children[:count]:
+            child.wanted = True
+        for child in children[count:]:
+            self._retire(child)
+        names = {f"{service}-{index}" for index in range(MAX_PROCESSES)}
+        free = sorted(names - {child.name for child in children}, key=_number_of)
+        for name in free[: max(0, count - len(children))]:
+            child = self._child_of(name)
+            self._children.append(child)
+            self._start(child)
+
+    def _of(self, service: str) -> list[Child]:
+        """Return a service's children in the order of their numbers."""
+        children = [child for child in self._children if child.name.startswith(f"{service}-")]
+        return sorted(children, key=lambda child: _number_of(child.name))
+
+    def _retire(self, child: Child) -> None:
+        """Let a child end what it has, and then go."""
+        child.wanted = False
+        if child.retiring:
+            return
+        if (timer := self._timers.pop(child.name, None)) is not None:
+            timer.cancel()
+        if not child.alive:  # it was to be started again
+            self._children.remove(child)
+            return
+        child.retiring = True
+        child.terminate()
+        within_s = self._grace_s + KILL_AFTER_S if child.has_served else UNREADY_GRACE_S
+        self._timers[child.name] = self._loop.call_later(within_s, child.kill)
+
     def _start(self, child: Child) -> None:
-        self._restarts.pop(child.name, None)
+        self._timers.pop(child.name, None)
         lines = Lines(child.start(), lambda line: self._write(child.name, line))
         self._outputs.add(lines)
         self._loop.add_reader(lines.fd, self._read, lines)
@@ -255,14 +182,23 @@ class Supervisor:
         self._watch = self._loop.call_later(WATCH_S, self._look)
 
     def _reap(self) -> None:
-        for child in self._children:
+        for child in tuple(self._children):
             status = child.reap()
             if status is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(beacon_path(self._run_dir, child.name))
                 self._changed.set()
-                if not self._ending:
+                if not self._ending and child.retiring:
+                    self._retired(child)
+                elif not self._ending:
                     self._died(child, status)
+
+    def _retired(self, child: Child) -> None:
+        self._timers.pop(child.name).cancel()
+        if child.wanted:  # again
+            self._start(child)
+        else:
+            self._children.remove(child)
 
     def _died(self, child: Child, status: int) -> None:
         now_s = time.monotonic()
@@ -277,9 +213,14 @@ class Supervisor:
         elif not self._was_ready and child.num_deaths >= MAX_EARLY_DEATHS:
             log.error("died again; giving up")
             self._begin_end(EXIT_FATAL)
+        elif not child.has_served and (
+            status == EXIT_CONFIG or child.num_deaths >= MAX_EARLY_DEATHS
+        ):
+            log.error("does not start; the server goes on without it")
+            self._children.remove(child)
         else:
             log.error("died; starting it again", in_s=delay_s)
-            self._restarts[child.name] = self._loop.call_later(delay_s, self._start, child)
+            self._timers[child.name] = self._loop.call_later(delay_s, self._start, child)
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._ending:
@@ -299,7 +240,7 @@ class Supervisor:
     def _begin_end(self, status: int = 0) -> None:
         self._status = status
         self._ending = True
-        for timer in self._restarts.values():
+        for timer in self._timers.values():
             timer.cancel()
         self._changed.set()
 
@@ -337,3 +278,7 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
+
+
+def _number_of(name: str) -> int:
+    return int(name.rpartition("-")[2])

@@ -23,7 +23,9 @@ from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch, DispatchLimits
 from services.router.fleet import Fleet, name_of
 from services.router.placement import PLACEMENTS
+from services.router.scaling import ScalingSettings
 from services.router.server import HttpServer
+from services.router.service_signals import ServiceSignals
 from services.router.stream import SlowClientLimits, StreamFlusher
 from services.router.timeline_handler import TimelineHandler
 
@@ -90,7 +92,16 @@ class RouterActor:
         timeline = TimelineHandler(
             self._dispatch, transport.address, self._clock, (self._texts, self._flushes.spans)
         )
-        self._server = HttpServer(self._dispatch, self._flushes, timeline, settings)
+        self._signals = ServiceSignals(
+            self._dispatch,
+            ScalingSettings(
+                settings.scaling_utilization,
+                settings.scaling_drain_s,
+                settings.scaling_down_after_s,
+                settings.scaling_idle_s,
+            ),
+        )
+        self._server = HttpServer(self._dispatch, self._flushes, timeline, self._signals, settings)
         self.port = await self._server.start(self._listen_fd)
         self._log.info("listening", host=settings.host, port=self.port)
 
@@ -159,6 +170,7 @@ class RouterActor:
                 self._named(aborted).warning("attempts lost on their way")
                 self._dispatch.abort(aborted)
         self._dispatch.tick(now_s)
+        self._signals.tick(now_s)
         self._report_breakers()
 
     def drain(self) -> None:

@@ -99,4 +99,21 @@ class RouterSettings(Settings):
         ge=0,
         description="a request whose first token is expected later is refused at once; 0 never",
     )
+    scaling_utilization: float = Field(
+        0.7,
+        gt=0,
+        le=1.0,
+        description="share of its capacity that desired_replicas lets a service use",
+    )
+    scaling_drain_s: float = Field(
+        10.0, gt=0, description="in which desired_replicas lets a service work off its queue"
+    )
+    scaling_down_after_s: float = Field(
+        300.0, ge=0, description="fewer replicas are wanted after so long without need of more"
+    )
+    scaling_idle_s: float = Field(
+        0.0,
+        ge=0,
+        description="no compute is wanted of a model after so long without a request; 0: one is",
+    )
     grace_s: float = Field(30.0, ge=0, description=GRACE)

@@ -83,11 +83,11 @@ class Dispatch:
         self._turns = Turns(clock)
         self._recovery = 0  # the number of the last one
         self._num_displaced = 0  # that it knows of
-        self._holds = HoldQueue(limits.hold_s, admission, clock)
+        self.holds = HoldQueue(limits.hold_s, admission, clock)
         self.queries = Queries(
             transport,
             fleet,
-            self._holds,
+            self.holds,
             self.error,
             self.inflight.take_counters,
             QueryLimits(limits.max_queries, limits.query_timeout_s),
@@ -152,8 +152,8 @@ class Dispatch:
         except ApiError as error:
             self._check_wait(error)
         by_s = (math.inf,) if caller is None else (caller.begin_by_s, caller.end_by_s)
-        with self._holds.place(min(self._holds.deadline(), *by_s), caller) as place:
-            while await self._holds.wait(place):
+        with self.holds.place(min(self.holds.deadline(), *by_s), caller, model) as place:
+            while await self.holds.wait(place):
                 try:
                     return self.group(model)
                 except ApiError as error:
@@ -312,7 +312,7 @@ class Dispatch:
             self.abort(self.inflight.fail(request, failure))
         self.recover()
         self.queries.tick(now_s)
-        self._holds.wake(float("inf") if self.draining else now_s)
+        self.holds.wake(float("inf") if self.draining else now_s)
         if now_s - self._signed_at_s >= KEEP_ALIVE_S:
             self._signed_at_s = now_s
             for request in {choice.request for choice in self.inflight.displaced}:
@@ -321,7 +321,7 @@ class Dispatch:
     def arrived(self) -> None:
         """Go on with what has waited for a worker: one has come."""
         self.recover()
-        self._holds.wake()
+        self.holds.wake()
 
     def recover_new(self) -> None:
         """Go on with choices that have lost their workers since the last call of `recover`."""

@@ -18,6 +18,8 @@ class HeldPlace:
 
     until_s: float
     ticket: AdmissionTicket | None
+    since_s: float
+    model: str
     woken: asyncio.Future[ApiError | None] | None = None  # gets why it is to give up, if it is
 
     @property
@@ -47,17 +49,23 @@ class HoldQueue:
     def __len__(self) -> int:
         return len(self._places)
 
+    def __iter__(self) -> Iterator[HeldPlace]:
+        return iter(self._places)
+
     def deadline(self) -> float:
         """Return until when a caller who comes now may wait."""
         return self.clock() + self.hold_s
 
     @contextmanager
-    def place(self, until_s: float, caller: Caller | None = None) -> Iterator[HeldPlace]:
+    def place(
+        self, until_s: float, caller: Caller | None = None, model: str = ""
+    ) -> Iterator[HeldPlace]:
         """Keep a place, also between two waits; ApiError 429 or 503 if there is none.
 
         A caller who leaves this without an error is to be admitted for good at once.
         """
-        place = HeldPlace(until_s, None if caller is None else self._admit(caller))
+        ticket = None if caller is None else self._admit(caller)
+        place = HeldPlace(until_s, ticket, self.clock(), model)
         self._places[place] = None
         goes_on = False
         try:

@@ -26,6 +26,7 @@ from services.router.dispatch import Dispatch
 from services.router.fleet import SERVICES, RegisteredWorker
 from services.router.refused_keys import RefusedKeys
 from services.router.request_stats import Histogram, RequestStats
+from services.router.service_signals import PoolReport, ServiceSignals
 
 T = TypeVar("T")
 Labelled: TypeAlias = Sequence[tuple[tuple[str, ...], T]]  # label values, and what they are of
@@ -63,6 +64,20 @@ WORKER_GAUGES: tuple[Row[RegisteredWorker], ...] = (
         "unhealthy",
         "1 while it answers wrongly or much too late, else 0.",
         lambda worker: int(bool(worker.trouble)),
+    ),
+)
+POOL_GAUGES: tuple[Row[PoolReport], ...] = (
+    ("service_replicas", "Replicas that take requests.", lambda report: report.seen.replicas),
+    (
+        "service_utilization_ratio",
+        "Share in use of what limits the service, over the last seconds.",
+        lambda report: report.utilization,
+    ),
+    ("requests_queued", "Requests that wait for the service.", lambda report: report.num_queued),
+    (
+        "queue_age_seconds",
+        "Time that the oldest of them has waited.",
+        lambda report: report.queue_age_s,
     ),
 )
 KV_USAGE: Row[RegisteredWorker] = (
@@ -165,17 +180,18 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[RequestStats], Histogram]], ...] = (
 )
 
 
-def exposition(dispatch: Dispatch, refused: RefusedKeys) -> bytes:
+def exposition(dispatch: Dispatch, refused: RefusedKeys, signals: ServiceSignals) -> bytes:
     """Write all metrics of a router in Prometheus' text format."""
-    return generate_latest(RouterCollector(dispatch, refused))
+    return generate_latest(RouterCollector(dispatch, refused, signals))
 
 
 class RouterCollector(Collector):
     """Collects the metrics of a router; those without samples are left out."""
 
-    def __init__(self, dispatch: Dispatch, refused: RefusedKeys) -> None:
+    def __init__(self, dispatch: Dispatch, refused: RefusedKeys, signals: ServiceSignals) -> None:
         self._dispatch = dispatch
         self._refused = refused
+        self._signals = signals
 
     def collect(self) -> Iterator[Metric]:
         workers = list(self._dispatch.fleet.workers())
@@ -183,6 +199,7 @@ class RouterCollector(Collector):
             *_gauges("slipstream_router_", (), [((), self._dispatch)], *ROUTER_GAUGES),
             *_counters("slipstream_router_", (), [((), self._refused)], REFUSED_KEYS),
             *_workers(workers),
+            *_services(self._signals),
             *_computes([worker for worker in workers if worker.service == "compute"]),
             *_requests(list(self._dispatch.inflight.stats.items())),
         )
@@ -198,6 +215,16 @@ def _workers(workers: Sequence[RegisteredWorker]) -> Iterator[Metric]:
     yield from _gauges("slipstream_", ("service",), by_service, count)
     labelled = [((worker.service, worker.name), worker) for worker in workers]
     yield from _gauges("slipstream_worker_", ("service", "replica"), labelled, *WORKER_GAUGES)
+
+
+def _services(signals: ServiceSignals) -> Iterator[Metric]:
+    desired: Row[PoolReport] = (
+        "desired_replicas",
+        "Replicas that the service should have.",
+        lambda report: signals.desired(report.pool),
+    )
+    labelled = [((each.pool.service, each.pool.model), each) for each in signals.reports]
+    yield from _gauges("slipstream_", ("service", "model_name"), labelled, *POOL_GAUGES, desired)
 
 
 def _computes(computes: Sequence[RegisteredWorker]) -> Iterator[Metric]:

@@ -36,6 +36,7 @@ ANTHROPIC_ID_HEADER = "Request-Id"
 HEALTH_CHECKS = frozenset({"/live", "/ready", "/ping"})  # they have no key and tell nothing
 HEALTH = "/health"
 METRICS = "/metrics"
+SCALING = "/scaling"
 # aiohttp's own names its version and Python's.
 SERVER_HEADER: dict[str, str] = {hdrs.SERVER: "slipstream"}
 
@@ -111,7 +112,7 @@ class KeyCheck:
             return
         key = bearer(request.headers.get("Authorization", ""))
         key = key or request.headers.get("X-Api-Key", "")
-        if path in (HEALTH, METRICS):
+        if path in (HEALTH, METRICS, SCALING):
             request[OBSERVES] = self._keys.may_observe(key)
             if request[OBSERVES] or (path == HEALTH and not key):
                 return

@@ -24,8 +24,16 @@ from services.router.errors import ApiError, bad_field
 from services.router.expert_metrics import expert_lines
 from services.router.fleet import SERVICES, Group, RegisteredWorker, name_of
 from services.router.metrics import exposition
-from services.router.middleware import HEALTH, METRICS, OBSERVES, Handler, is_anthropic
+from services.router.middleware import (
+    HEALTH,
+    METRICS,
+    OBSERVES,
+    SCALING,
+    Handler,
+    is_anthropic,
+)
 from services.router.refused_keys import RefusedKeys
+from services.router.service_signals import ServiceSignals, scaling_report
 
 MAX_TICK_AGE_S = 5.0  # ticks come ten times a second
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -45,9 +53,16 @@ RETRY_AFTER_S = "1"  # workers register twice a second
 class StatusHandlers:
     """What platforms and operators ask, and the model list; `ticked_at_s` is set by each tick."""
 
-    def __init__(self, dispatch: Dispatch, settings: RouterSettings, refused: RefusedKeys) -> None:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        settings: RouterSettings,
+        refused: RefusedKeys,
+        signals: ServiceSignals,
+    ) -> None:
         self.ticked_at_s = time.monotonic()
         self._refused = refused
+        self._signals = signals
         self._dispatch = dispatch
         self._settings = settings
         self._created = int(time.time())
@@ -62,6 +77,7 @@ class StatusHandlers:
             web.get("/ready", self.ready),
             web.get(HEALTH, self.health),
             web.get(METRICS, self.metrics),
+            web.get(SCALING, self.scaling),
             web.get("/load", self.load),
             web.get("/server_info", self.server_info),
             web.get("/tokenizer_info", self.tokenizer_info),
@@ -101,11 +117,15 @@ class StatusHandlers:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        body = bytearray(exposition(self._dispatch, self._refused))
+        body = bytearray(exposition(self._dispatch, self._refused, self._signals))
         for lines in expert_lines(list(self._dispatch.fleet.workers())):
             body += lines.encode()
             await asyncio.sleep(0)  # those of a large model take a few milliseconds
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
+
+    async def scaling(self, request: web.Request) -> web.Response:
+        """Say how many replicas each service should have, of one model or of all together."""
+        return json_response(scaling_report(self._signals, request.query.get("model", "")))
 
     async def version(self, request: web.Request) -> web.Response:
         return json_response({"version": self._version})

@@ -34,6 +34,7 @@ from services.router.origins import AllowedOrigins
 from services.router.refused_keys import RefusedKeys
 from services.router.request_warnings import WarningLog
 from services.router.responses.endpoints import Responses
+from services.router.service_signals import ServiceSignals
 from services.router.stream import StreamFlusher
 from services.router.timeline_handler import TimelineHandler
 
@@ -58,10 +59,11 @@ class HttpServer:
         dispatch: Dispatch,
         flushes: StreamFlusher,
         timeline: TimelineHandler,
+        signals: ServiceSignals,
         settings: RouterSettings,
     ) -> None:
         refused = RefusedKeys()
-        self.status = StatusHandlers(dispatch, settings, refused)
+        self.status = StatusHandlers(dispatch, settings, refused, signals)
         self.keys = ApiKeys(settings.api_keys, settings.api_keys_file, settings.metrics_token)
         self._settings = settings
         self._dispatch = dispatch

@@ -9,11 +9,12 @@ from functools import partial
 
 from opentelemetry.trace import Status, StatusCode
 
+from common.busy_share import BusyShare
 from common.errors import LinkError
 from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
-from common.messages.control import Abort, Load, ModelCard, RouterAlive
+from common.messages.control import Abort, Load, ModelCard, RouterAlive, Signals
 from common.messages.failure import Failure
 from common.messages.queries import Inspection, InspectionQuery, TimelineQuery
 from common.messages.sampling import SamplingParams
@@ -72,6 +73,8 @@ class TokenizerActor(Worker):
         self._clock = clock
         self._requests = RequestTable(settings.max_pending_requests, settings.max_pending_bytes)
         self._encoded = SpanRing("prompts", "tokenize", "tokens")
+        self._pool_share = BusyShare(lambda: pool.busy_s)
+        self._loop_share = BusyShare(time.thread_time)
 
     @property
     def idle(self) -> bool:
@@ -251,8 +254,11 @@ class TokenizerActor(Worker):
     def state(self, now_s: float) -> WorkerState:
         settings, num_running = self._settings, self._pool.num_running
         num_waiting = max(0, len(self._requests) - num_running)
+        utilization = max(self._pool_share.at(now_s), self._loop_share.at(now_s))
+        num_routers = self._registration.num_routers
+        signals = Signals(utilization, self._pool.queue_age_s, num_routers=num_routers)
         return WorkerState(
-            load=Load(num_running, num_waiting, settings.max_pending_requests),
+            load=Load(num_running, num_waiting, settings.max_pending_requests, signals=signals),
             progress=self._pool.num_finished,
             stall_after_s=settings.template_timeout_s + settings.encode_timeout_s + _STALL_MARGIN_S,
             open_counters=self._requests.open_counters,

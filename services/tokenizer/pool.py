@@ -49,6 +49,8 @@ class _Entry:
     deadline_s: float
     attempts: tuple[AttemptId, ...]  # whose job it is, for the log
     traceparents: tuple[str, ...]
+    queued_s: float
+    began_s: float = 0.0
     num_tries: int = 0
     timed_out: bool = False
 
@@ -71,6 +73,7 @@ class Pool:
         self._first_ready: asyncio.Future[None] | None = None
         self._log = structlog.get_logger()
         self.num_finished = 0
+        self._busy_s = 0.0  # of jobs that have ended
 
     async def start(self) -> None:
         """Start the processes and wait for the first; ModelError when the folder is unusable."""
@@ -104,6 +107,19 @@ class Pool:
         return len(self._running)
 
     @property
+    def busy_s(self) -> float:
+        """For how long its processes have worked, all of them at once being a second a second."""
+        now_s = self._clock()
+        running_s = sum(now_s - entry.began_s for entry in self._running.values())
+        return (self._busy_s + running_s) / len(self._children)
+
+    @property
+    def queue_age_s(self) -> float:
+        """How long the job has waited that waits longest."""
+        since_s = min((entry.queued_s for entry in self._waiting.values()), default=None)
+        return 0.0 if since_s is None else self._clock() - since_s
+
+    @property
     def num_restarts(self) -> int:
         return sum(child.num_restarts for child in self._children)
 
@@ -128,6 +144,7 @@ class Pool:
             deadline_s=self._clock() + timeout_s,
             attempts=() if attempt is None else (attempt,),
             traceparents=() if attempt is None else (traceparent,),
+            queued_s=self._clock(),
         )
         self._waiting[entry.number] = entry
         self._dispatch()
@@ -168,11 +185,11 @@ class Pool:
         outcome = unpack_outcome(report)
         if outcome.retiring:
             child.retire()
-        self._finish(self._running.pop(child), outcome)
+        self._finish(self._taken_from(child), outcome)
         self._dispatch()
 
     def child_ended(self, child: RestartingChild, exit: ChildExit) -> None:
-        entry = self._running.pop(child, None)
+        entry = self._taken_from(child) if child in self._running else None
         is_deed_of_template = exit.status == -signal.SIGALRM
         if is_deed_of_template or child.num_failed_starts >= _MAX_FAILED_STARTS:
             self._fail_start(_early_end(exit.status, self._settings))
@@ -195,9 +212,15 @@ class Pool:
             if entry is None:
                 return
             entry.num_tries += 1
-            entry.deadline_s = self._clock() + entry.timeout_s
+            entry.began_s = self._clock()
+            entry.deadline_s = entry.began_s + entry.timeout_s
             self._running[child] = entry
             child.send(framed(pack(entry.job)))
+
+    def _taken_from(self, child: RestartingChild) -> _Entry:
+        entry = self._running.pop(child)
+        self._busy_s += self._clock() - entry.began_s
+        return entry
 
     def _next(self) -> _Entry | None:
         num_large = sum(entry.is_large for entry in self._running.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from common.messages.arrays import uint32s, uint64s
-from common.messages.control import Load, StepReport
+from common.messages.control import Load, Signals, StepReport
 from common.messages.experts import ExpertLoad
 from common.messages.failure import Failure
 from tests.flow.router_ring import CHAT, Ring, Script, chat, last_counter, running_router, waiting
@@ -49,6 +49,37 @@ async def scraped(ring: Ring) -> dict[str, float]:
             assert key not in found
             found[key] = float(match[3])
     return found
+
+
+async def test_each_service_says_what_it_needs() -> None:
+    async with running_router(scaling_drain_s=5.0) as ring:
+        for second in range(12):
+            signals = Signals(0.9, queue_age_s=float(second), num_waiting_tokens=500, num_routers=2)
+            ring.beat("compute", load=Load(64, 3, 64, 0.25, signals=signals))
+            ring.beat(
+                "tokenizer", "detokenizer", load=Load(1, 0, 64, signals=Signals(0.2, num_routers=2))
+            )
+            await ring.settle()
+            ring.now_s += 1.0
+            ring.actor.tick(ring.now_s)
+        metrics = await scraped(ring)
+        async with ring.session.get("/scaling?model=demo") as response:
+            report = await response.json()
+    labels = '{model_name="demo",service="compute"}'
+    of_compute = {
+        name.removeprefix("slipstream_").partition("{")[0]: value
+        for name, value in metrics.items()
+        if name.endswith(labels)
+    }
+    assert of_compute == {
+        "service_replicas": 1,
+        "service_utilization_ratio": 0.9,
+        "requests_queued": 3,
+        "queue_age_seconds": 11,
+        "desired_replicas": 3,
+    }
+    assert report["desired_replicas"] == {"compute": 3, "tokenizer": 1, "detokenizer": 1}
+    assert metrics['slipstream_service_replicas{model_name="",service="router"}'] == 2
 
 
 async def test_a_computes_steps_are_metrics() -> None:

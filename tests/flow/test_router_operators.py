@@ -36,14 +36,16 @@ async def test_server_info_shows_models_and_settings_but_no_key() -> None:
 async def test_strangers_learn_nothing_of_the_instances() -> None:
     async with running_router(api_keys=("secret-key-1",), metrics_token="scraper") as ring:
         assert await get(ring, "/health") == (200, {"status": "ok", "missing": []})
-        async with ring.session.get("/metrics") as response:
-            assert response.status == 401
+        for path in ("/metrics", "/scaling"):
+            async with ring.session.get(path) as response:
+                assert response.status == 401
         for key in ("secret-key-1", "scraper"):
             headers = {"Authorization": f"Bearer {key}"}
             found = (await get(ring, "/health", headers=headers))[1]
             assert {each["name"] for each in found["instances"]} == set(ring.workers)
             async with ring.session.get("/metrics", headers=headers) as response:
                 assert "slipstream_workers" in await response.text()
+            assert "desired_replicas" in (await get(ring, "/scaling", headers=headers))[1]
         for path in ("/server_info", "/v1/models", "/timeline"):
             assert (await get(ring, path, headers=headers))[0] == 401, "the scraper's is no API key"
         wrong = {"Authorization": "Bearer secret-key-2"}

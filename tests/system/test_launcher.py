@@ -7,16 +7,19 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
 import structlog
 
-from common.beacon import SILENT_S, read_beacon
+from common.beacon import SILENT_S, is_ready, read_beacon
 from common.errors import ConfigError
+from services.launcher.child import Child
 from services.launcher.front import Front
-from services.launcher.supervisor import Child, Supervisor
+from services.launcher.replicas import ScaleError
+from services.launcher.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,41 +37,42 @@ class Launch:
         self.lines: list[tuple[str, str]] = []
         self.children: list[Child] = []
         self.ready_s: list[float] = []
+        self.supervisor: Supervisor
+        self.task: asyncio.Task[None] | None = None
 
     def run(self, when_ready: Callable[[Launch], None]) -> int:
         """Run until `when_ready`, called once the API answers, has had its way."""
         front = Front("127.0.0.1", 0)
         env = {**os.environ, "SLIPSTREAM_LISTEN_FD": str(front.fd), "PYTHONPATH": str(ROOT)}
-        self.children = [
-            Child(
-                name,
-                (
-                    sys.executable,
-                    str(STUB),
-                    str(self.run_dir),
-                    name,
-                    *self.words.get(name.replace("-", "_"), "").split(),
-                ),
-                env,
-                (front.fd,),
-            )
-            for name in NAMES
-        ]
+
+        def child_of(name: str) -> Child:
+            words = self.words.get(name.replace("-", "_"), "").split()
+            command = (sys.executable, str(STUB), str(self.run_dir), name, *words)
+            self.children.append(Child(name, command, env, (front.fd,)))
+            return self.children[-1]
 
         def announce(seconds: float) -> None:
             self.ready_s.append(seconds)
             when_ready(self)
 
         async def supervise() -> int:
-            supervisor = Supervisor(
-                self.children,
+            self.supervisor = Supervisor(
+                NAMES,
+                child_of,
                 str(self.run_dir),
                 self.grace_s,
                 lambda name, line: self.lines.append((name, line)),
             )
-            return await supervisor.run(front, announce)
+            return await self.supervisor.run(front, announce)
 
         return asyncio.run(supervise())
+
+    def ready(self, service: str) -> int:
+        """How many processes of a service live, -1 while one of them does not serve yet."""
+        names = [child.name for child in self.children if child.alive]
+        names = [name for name in names if name.startswith(service)]
+        now_s = time.monotonic()
+        return len(names) if all(is_ready(str(self.run_dir), n, now_s) for n in names) else -1
 
     @property
     def history(self) -> list[str]:
@@ -188,6 +192,74 @@ def test_a_child_whose_settings_have_worked_is_tried_again(tmp_path: Path) -> No
         when_started("tokenizer-0", 3)(launch)
 
     assert Launch(tmp_path, tokenizer_0="misconfigured-later").run(kill_the_tokenizer) == 0
+
+
+def then(
+    steps: Callable[[Launch], Coroutine[None, None, None]],
+) -> Callable[[Launch], None]:
+    """Return what takes these steps and then ends the launch."""
+
+    def begin(launch: Launch) -> None:
+        async def take() -> None:
+            try:
+                await asyncio.wait_for(steps(launch), PATIENCE_S)
+            finally:
+                interrupt(launch)
+
+        launch.task = asyncio.get_running_loop().create_task(take())
+
+    return begin
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+def test_more_children_start_and_the_last_ones_end_while_the_others_run(tmp_path: Path) -> None:
+    async def up_and_down(launch: Launch) -> None:
+        for count in (3, 1, 2):
+            await launch.supervisor.scale("tokenizer", count)
+            await until(lambda: launch.ready("tokenizer") == count)  # noqa: B023
+
+    launch = Launch(tmp_path)
+    assert launch.run(then(up_and_down)) == 0
+    lives = [launch.history.count(f"tokenizer-{number} started") for number in range(3)]
+    assert lives == [1, 2, 1]
+    assert launch.history.count("tokenizer-0 ended") == 1
+
+
+def test_a_child_that_is_wanted_again_while_it_ends_is_started_again(tmp_path: Path) -> None:
+    async def back_and_forth(launch: Launch) -> None:
+        await launch.supervisor.scale("compute", 0)
+        await launch.supervisor.scale("compute", 1)
+        await until(lambda: launch.history.count("compute-0 started") == 2)
+
+    with structlog.testing.capture_logs() as logs:
+        assert Launch(tmp_path).run(then(back_and_forth)) == 0
+    assert [line for line in logs if line["event"].startswith("died")] == []
+
+
+def test_the_server_goes_on_without_an_added_child_that_cannot_work(tmp_path: Path) -> None:
+    async def add(launch: Launch) -> None:
+        await launch.supervisor.scale("tokenizer", 2)
+        await until(lambda: launch.supervisor.count("tokenizer") == 1)
+
+    with structlog.testing.capture_logs() as logs:
+        assert Launch(tmp_path, tokenizer_1="misconfigured").run(then(add)) == 0
+    assert [line["process"] for line in logs if "goes on without" in line["event"]] == [
+        "tokenizer-1"
+    ]
+
+
+def test_routers_are_not_scaled_while_the_server_runs(tmp_path: Path) -> None:
+    async def add(launch: Launch) -> None:
+        with pytest.raises(ScaleError, match="routers cannot be scaled"):
+            await launch.supervisor.scale("router", 3)
+
+    launch = Launch(tmp_path)
+    assert launch.run(then(add)) == 0
+    assert launch.task is not None and launch.task.exception() is None
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class SchedulerStats:
     num_running: int
     num_swapped: int  # or on their way back
     num_slots: int  # most that can run
+    max_prefill_tokens: int  # of a step
     pages_total: int
     pages_free: int  # never used or evictable at once
     prompt_tokens_total: int
@@ -204,6 +205,7 @@ class Scheduler:
             num_running=len(state.running) - num_loading,
             num_swapped=num_swapped + num_loading,
             num_slots=self._max_num_seqs,
+            max_prefill_tokens=self._max_prefill_tokens,
             pages_total=state.memory.device.num_pages,
             pages_free=state.memory.num_available,
             prompt_tokens_total=planner.prompt_tokens_total,
@@ -213,6 +215,12 @@ class Scheduler:
             started_total=planner.num_started_total,
             nonfinite_requests_total=self._committer.nonfinite_requests_total,
         )
+
+    def queue(self) -> tuple[int, float | None]:
+        """Count the tokens of sequences that wait; return when the oldest new one came, if any."""
+        waiting = list(self._state.waiting)
+        came_s = (each.params.arrived_at_s for each in waiting if not each.has_run)
+        return sum(each.num_tokens for each in waiting), min(came_s, default=None)
 
     def flush_prefix_cache(self) -> int:
         return self._state.memory.flush()

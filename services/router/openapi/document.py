@@ -12,10 +12,13 @@ from services.router.json_schema import (
     BOOLEAN,
     COUNT,
     NOT_EMPTY,
+    NUMBER,
     OBJECT,
     STRING,
     Schema,
+    array,
     either,
+    nullable,
     one_of,
     record,
     ref,
@@ -102,6 +105,15 @@ def _parameter(name: str, in_path: bool, schema: Schema) -> dict[str, Any]:
     return {"name": name, "in": place, "required": in_path, "schema": schema}
 
 
+_POOL = record(
+    model=nullable(STRING),
+    service=STRING,
+    replicas=COUNT,
+    desired_replicas=COUNT,
+    utilization=NUMBER,
+    requests_queued=COUNT,
+    queue_age_s=NUMBER,
+)
 _PING = Operation(
     "ping", "Say whether new work is taken", "Ready", statuses=(), unavailable="Not now."
 )
@@ -202,6 +214,15 @@ OPERATIONS = {
     "get /ready": replace(_PING, name="getReady"),
     "get /ping": _PING,
     "post /ping": replace(_PING, name="pingByPost"),
+    "get /scaling": Operation(
+        "getScaling",
+        "Show how many replicas each service should have",
+        record(
+            desired_replicas={"type": "object", "additionalProperties": COUNT},
+            services=array(_POOL),
+        ),
+        parameters={"model": STRING},
+    ),
     "get /load": Operation("getLoad", "Count the open requests", record(server_load=COUNT)),
     "get /server_info": Operation(
         "getServerInfo", "Show the release, the models and the settings", "ServerInfo"
