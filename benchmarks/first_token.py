@@ -132,6 +132,7 @@ def ratios(kind: str, ours: Server, other: Server) -> list[object]:
 def main() -> None:
     """Read the command line, measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path)
     parser.add_argument("--other", type=Path, help="a checkout to take turns with")
     parser.add_argument("--requests", type=int, default=400, help="of each kind, to each server")
     parser.add_argument("--kinds", nargs="*", default=list(PATHS), choices=list(PATHS))
@@ -145,7 +146,7 @@ def main() -> None:
         folder = save_folder(
             stack.enter_context(scratch_folder()) / "sim", SHAPE, with_weights=False
         )
-        servers = [stack.enter_context(serving("this", None, folder))]
+        servers = [stack.enter_context(serving("this", arguments.root, folder))]
         if arguments.other:
             other = arguments.other.resolve()
             servers.append(stack.enter_context(serving("other", other, folder)))
