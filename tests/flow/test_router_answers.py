@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import structlog
 
+from common.messages.arrays import int32s
 from common.messages.failure import Failure
+from common.messages.generate import Generate
 from common.messages.logprobs import Candidate, TokenLogprob
-from common.messages.tokenize import IdsPrompt, TextPrompt, Tokenize
+from common.messages.tokenize import TextPrompt, Tokenize
 from tests.flow.router_ring import (
     CARD,
     CHAT,
@@ -116,9 +118,10 @@ async def test_every_prompt_of_a_batch_has_its_own_message_and_field() -> None:
         async with ring.post(TEXT, body) as response:
             choices = (await response.json())["choices"]
         assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
-        first, second = ring.workers["tokenizer"].of(Tokenize)
-        assert isinstance(first.prompt, TextPrompt) and isinstance(second.prompt, IdsPrompt)
-        assert (first.prompt_field, second.prompt_field) == ("prompt[0]", "prompt[1]")
+        (first,) = ring.workers["tokenizer"].of(Tokenize)
+        (second,) = ring.workers["compute"].of(Generate)
+        assert (first.prompt, first.prompt_field) == (TextPrompt("a"), "prompt[0]")
+        assert second.prompt_ids == int32s([1, 2]).tobytes()
         assert second.attempt.counter == first.attempt.counter + 2
         assert first.sampling.seed != second.sampling.seed
 
