@@ -266,9 +266,7 @@ class Ring:
     ) -> None:
         """Answer a prompt, which tokenizer or compute got, as the detokenizer at that address."""
         assert self.script is not None
-        detokenizer = next(
-            worker for worker in self.workers.values() if worker.transport.address == at
-        )
+        (detokenizer,) = (each for each in self.workers.values() if each.transport.address == at)
         first = message.attempt.counter
         counters = range(first, first + message.num_choices)
         script = self.script.answering(message)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from common.errors import MalformedMessage
 from common.link.codec import Codec, pack, unpack
-from common.messages.address import Address
+from common.messages.address import PROTOCOL_VERSION, Address
 from common.messages.generate import StreamHeader
 from common.messages.sampling import SamplingParams
-from tests.unit.common.link.test_codec import HERE, THERE, wire_values
-from tests.unit.common.message_strategies import INBOXES, members, values_of
+from tests.unit.common.message_strategies import INBOXES, members, values_of, wire_values
 
+HERE = Address("ipc:///run/here.sock", "a" * 16, PROTOCOL_VERSION)
+THERE = Address("tcp://127.0.0.1:4000", "b" * 16)
 CODECS = {member: Codec(inbox) for inbox in INBOXES for member in members(inbox)}
 messages = st.sampled_from(list(CODECS)).flatmap(values_of)
 
