@@ -37,7 +37,7 @@ class Stack:
     """One `slipstream serve`; `settings` are `table.field` names with their values.
 
     Its log is kept in a file, as JSON lines, or goes to `log_fd`. Every wait has a deadline and
-    looks at the process.
+    looks at the process. It runs the code of the checkout `root`, or of this one.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Stack:
         settings: Mapping[str, object] | None = None,
         port: int = 0,
         log_fd: int | None = None,
+        root: Path | None = None,
     ) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="slipstream-run-")
         self.log_path = Path(self._scratch.name, "log")
@@ -60,7 +61,7 @@ class Stack:
             table, _, field = name.partition(".")
             environment[f"SLIPSTREAM_{table.upper()}__{field.upper()}"] = str(value)
         found = os.environ.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), found)))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root or ROOT), found)))
         command = [sys.executable, "-m", "services.cli", "serve", str(folder)]
         command += ["--port", str(port), *options]
         self.command = " ".join(["slipstream", *command[3:]])
@@ -71,6 +72,7 @@ class Stack:
                 stdout=out,
                 stderr=log if log_fd is None else log_fd,
                 env=environment,
+                cwd=root,  # else `-m` would find this checkout's modules first
             )
 
     def __enter__(self) -> Stack:

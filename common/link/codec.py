@@ -21,7 +21,8 @@ from typing import Any, Final, TypeVar
 import msgpack
 
 from common.errors import MalformedMessage
-from common.link.shapes import Columns, Inline, Shapes
+from common.link.records import Columns, Inline
+from common.link.shapes import Shapes
 from common.messages.address import PREVIOUS_VERSION, PROTOCOL_VERSION, Address
 from common.messages.control import OtherProtocol
 from common.messages.previous import OLD_FORMS

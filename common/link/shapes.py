@@ -11,68 +11,26 @@ import sys
 import types
 import typing
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, Literal, TypeAlias, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union
 
 from common.errors import MalformedMessage
+from common.link.records import (
+    MAX_INT,
+    MIN_INT,
+    Columns,
+    Inline,
+    Parts,
+    Read,
+    Write,
+    record_read,
+    record_write,
+    wrong,
+)
 from common.messages.previous import OldForm
 
-Parts: TypeAlias = "list[bytes | array[Any]] | None"
-"""Array columns that are written beside what MessagePack packs; None where they stay inside it."""
-
-Write: TypeAlias = Callable[[Any, Parts], Any]
-"""Makes what MessagePack is to pack."""
-
-Read: TypeAlias = Callable[[Any, "Columns"], Any]
-"""Makes the value from what MessagePack has unpacked; raises `MalformedMessage`."""
-
-MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
 _SWAP = sys.byteorder == "big"
 _SCALARS = (int, float, str, bytes, bool)
-
-
-def wrong(wanted: str, got: Any) -> MalformedMessage:
-    return MalformedMessage(f"{wanted} expected, got {type(got).__name__} {got!r:.40}")
-
-
-class Columns:
-    """Array columns being read, in the order of their fields."""
-
-    __slots__ = ("_data", "_end", "surplus")
-
-    def __init__(self, data: bytes) -> None:
-        self.surplus = False  # a newer sender's fields were passed over, and maybe their columns
-        self._data = data
-        self._end = 0
-
-    def take(self, num_bytes: Any) -> bytes:
-        """Return the next column, given what stands for it in the head."""
-        start = self._end
-        left = len(self._data) - start
-        if type(num_bytes) is not int or not 0 <= num_bytes <= left:
-            raise MalformedMessage(f"a column of {num_bytes!r:.20} bytes where {left} are left")
-        self._end = start + num_bytes
-        return self._data[start : self._end]
-
-    def finish(self) -> None:
-        """Raise `MalformedMessage` for data that no column has."""
-        if self._end != len(self._data) and not self.surplus:
-            raise MalformedMessage(f"{len(self._data)} bytes of columns, {self._end} expected")
-
-
-class Inline(Columns):
-    """Array columns as byte strings inside the head, for values packed into one piece."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(b"")
-
-    def take(self, num_bytes: Any) -> bytes:
-        if type(num_bytes) is not bytes:
-            raise wrong("an array's bytes", num_bytes)
-        return num_bytes
 
 
 class Shapes:
@@ -115,12 +73,12 @@ class Shapes:
     def _make_record(self, cls: type, start: int) -> tuple[Write, Read]:
         # `array[int]` cannot be subscripted before Python 3.12; only its metadata matters here.
         hints = typing.get_type_hints(cls, localns={"array": Sequence}, include_extras=True)
-        fields = dataclasses.fields(cls)
-        shapes = [self.shape(hints[field.name]) for field in fields]
-        writes = [(place, write) for place, (write, _) in enumerate(shapes) if write is not None]
+        names = [field.name for field in dataclasses.fields(cls)]
+        kinds = [hints[name] for name in names]
+        shapes = [self.shape(hint) for hint in kinds]
         return (
-            _record_write([field.name for field in fields], writes),
-            _record_read(cls, fields, [read for _, read in shapes], start),
+            record_write(names, [write for write, _ in shapes]),
+            record_read(cls, kinds, [read for _, read in shapes], start),
         )
 
     def _sequence(self, item: Any, kind: type) -> tuple[Write | None, Read]:
@@ -348,51 +306,3 @@ def _tagged_read(table: dict[str, tuple[type, Any, Read]]) -> Read:
         return entry[2](value, columns)
 
     return read
-
-
-# --- records
-
-
-def _record_write(names: list[str], writes: list[tuple[int, Write]]) -> Write:
-    getter = attrgetter(*names)
-    fields_of: Callable[[Any], tuple[Any, ...]] = getter
-    if len(names) == 1:
-        fields_of = lambda value: (getter(value),)  # noqa: E731
-
-    def write_record(value: Any, parts: Parts) -> Any:
-        fields = list(fields_of(value))
-        for place, write in writes:
-            fields[place] = write(fields[place], parts)
-        return fields
-
-    return write_record if writes else lambda value, parts: fields_of(value)
-
-
-def _record_read(
-    cls: type, fields: tuple[dataclasses.Field[Any], ...], reads: list[Read], start: int
-) -> Read:
-    names = [field.name for field in fields]
-    missing = dataclasses.MISSING
-    num_required = sum(f.default is missing and f.default_factory is missing for f in fields)
-    check: Callable[[Any], None] | None = getattr(cls, "check", None)
-
-    def read_record(value: Any, columns: Columns) -> Any:
-        if type(value) is not list:
-            raise wrong(f"the fields of {cls.__name__}", value)
-        num_fields = len(value) - start
-        if num_fields < num_required:
-            raise MalformedMessage(f"{cls.__name__} without {names[max(num_fields, 0)]}")
-        if num_fields > len(names):
-            columns.surplus = True
-        items: list[Any] = []
-        try:
-            for read, item in zip(reads, value[start:] if start else value, strict=False):
-                items.append(read(item, columns))
-        except MalformedMessage as error:
-            raise MalformedMessage(f"{names[len(items)]}: {error}") from None
-        record = cls(*items)
-        if check is not None:
-            check(record)
-        return record
-
-    return read_record

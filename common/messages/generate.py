@@ -48,7 +48,7 @@ class StreamHeader:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Tokenizer to compute: continue these ids, `num_choices` times over.
+    """To compute, from a tokenizer or, of ids, a router: continue these, `num_choices` times over.
 
     Choice i is the attempt `attempt.counter + i` and draws its noise for choice number
     `first_choice + i` of the seed. `output_ids` are what an earlier attempt already produced:

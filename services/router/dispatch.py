@@ -26,14 +26,10 @@ from services.router.attempts import FAILED, WORKER_LOST, AbortedAttempt, Choice
 from services.router.breaker import LeftAlone
 from services.router.caller import ANYBODY, TIMED_OUT, Caller
 from services.router.drain_rate import retry_after
-from services.router.early_refusal import (
-    check_first_token,
-    has_queue,
-    num_ahead,
-    waiting_choices,
-)
+from services.router.early_refusal import check_first_token, has_queue, num_ahead, waiting_choices
 from services.router.errors import ApiError, unsendable
 from services.router.failover import Setback, may_wait
+from services.router.first_stage import first_stage
 from services.router.fleet import Fleet, Group, only_model
 from services.router.generate_request import GenerateRequest, estimated_tokens
 from services.router.holding import HoldQueue
@@ -289,18 +285,21 @@ class Dispatch:
     def _start(self, choices: Sequence[Choice], route: Route, now_s: float) -> None:
         """Begin an attempt at neighbouring choices of a prompt: fresh ones, or only one."""
         choice = choices[0]
-        first = self.inflight.attempt(choices, route, now_s)[0].counter
+        attempts = self.inflight.attempt(choices, route, now_s)
         message = replace(
             choice.message,
-            attempt=self._attempt_id(first),
+            attempt=self._attempt_id(attempts[0].counter),
             route=route,
             output_ids=choice.token_ids[:],
             accepted_characters=choice.num_characters,
             num_choices=len(choices),
             first_choice=choice.index % choice.message.num_choices,
         )
+        station, sent = first_stage(message)
+        for attempt in attempts:
+            attempt.past_tokenizer = station is route.compute
         try:
-            self._transport.send(route.tokenizer, message)
+            self._transport.send(station, sent)
         except LinkError as error:
             raise unsendable(error, message.prompt_field) from error
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from aiohttp import HttpVersion11, web
 
@@ -110,14 +110,15 @@ class Generation:
         sink = ResponseStream(
             context.layout, request.num_all_choices, request.num_choices, self._flushes
         )
-        with _admitted(self.dispatch, context, sink):
-            admitted.set_result(None)
-            failure = await sink.begun
-            if failure is not None:
-                raise self.dispatch.error(failure)
+
+        def begin() -> None:
             context.span.set_first_token()
             sink.attach(transport, chunked=False)
-            failure = await sink.done
+
+        sink.begin = begin
+        with _admitted(self.dispatch, context, sink):
+            admitted.set_result(None)
+            failure = await self._done(sink)
         context.span.set_response(sink.usage, sink.reasons, failure)
 
     async def _stream(
@@ -135,31 +136,49 @@ class Generation:
         )
         headers = {**STREAM_HEADERS, "Content-Type": context.content_type}
         response = web.StreamResponse(headers=headers)
-        with _admitted(self.dispatch, context, sink):
-            failure = await sink.begun
-            if failure is not None:
-                raise self.dispatch.error(failure)
+        chunked = http_request.version >= HttpVersion11
+        if not chunked:
+            response.force_close()  # the end of the connection is the end of the stream
+
+        def begin() -> None:
             context.span.set_first_token()
-            chunked = http_request.version >= HttpVersion11
-            if not chunked:
-                response.force_close()  # the end of the connection is the end of the stream
+            transport = http_request.transport
+            if transport is None or transport.is_closing():
+                return
             _warn_of_room(http_request[WARNINGS], request, context.group.card, sink.longest_prompt)
             response.headers.update(common_headers(http_request))
-            await response.prepare(http_request)
-            transport = http_request.transport
-            if transport is None:
-                return response
+            _run_at_once(response.prepare(http_request))
             sink.attach(transport, chunked)
-            failure = await sink.done
+
+        sink.begin = begin
+        with _admitted(self.dispatch, context, sink):
+            failure = await self._done(sink)
         context.span.set_response(sink.usage, sink.reasons, failure)
         try:
             async with asyncio.timeout(self._settings.slow_client_timeout_s):
                 await response.write_eof()
         except TimeoutError:
-            transport.abort()
+            sink.drop()
         except ConnectionError:
             pass  # the client left at the last byte, which aiohttp handles
         return response
+
+    async def _done(self, sink: ResponseStream) -> Failure | None:
+        """Wait for the end of a stream; ApiError if it has failed before it began."""
+        failure = await sink.done
+        if failure is not None and not sink.has_begun:
+            raise self.dispatch.error(failure)
+        return failure
+
+
+def _run_at_once(steps: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine that waits for nothing, as aiohttp's for a header does with our signals."""
+    try:
+        steps.send(None)
+    except StopIteration:
+        return
+    steps.close()
+    raise RuntimeError("it waits for something")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The sink of a streamed answer: merges new text and writes it to the client's transport.
 
-The inbox reader calls it directly; no task wakes per token. It writes the HTTP chunks itself;
-aiohttp writes the response's header and its end.
+The inbox reader calls it directly; no task wakes per token, nor for the first one. It writes the
+HTTP chunks itself; aiohttp writes the response's header and its end.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ class _ChoiceBuffer:
 class ResponseStream:
     """One streamed response.
 
-    `begun` gets its result at the first message: None, or the failure, which becomes a plain error
-    response because no header has been sent. `done` gets None when everything is written, or the
-    failure that was written as an event.
+    `begin` is called before the first text is written: it sends the response's header and attaches
+    the transport, so that both leave together. `done` gets None when everything is written, or the
+    failure: as long as `has_begun` is false no header has been sent, and it becomes a plain error
+    response; later it was written as an event.
     """
 
     def __init__(
@@ -113,7 +114,8 @@ class ResponseStream:
         """Take what is written while nothing can be said; empty in a format without comments."""
         self.wants_ids = wants_ids
         self.flushes = flushes
-        self.begun: asyncio.Future[Failure | None] = flushes.loop.create_future()
+        self.begin: Callable[[], None] = lambda: None
+        self.has_begun = False
         self.done: asyncio.Future[Failure | None] = flushes.loop.create_future()
         self.is_scheduled = False
         self.dropped = False
@@ -182,29 +184,31 @@ class ResponseStream:
         self.flushes.schedule(self)
 
     def waiting(self) -> None:
-        if self._transport is not None:  # else no header has been sent, and an error can still be
+        if self.has_begun:  # else no header has been sent, and an error can still be
             self._keeps_alive = True
             self.flushes.schedule(self)
 
     def failed(self, failure: Failure) -> None:
         self._failure = failure
-        if not self.begun.done():
-            self.begun.set_result(failure)
-        self.flushes.schedule(self)
+        if self.has_begun:
+            self.flushes.schedule(self)
+        elif not self.done.done():
+            self.done.set_result(failure)
 
     def attach(self, transport: HttpTransport, chunked: bool) -> None:
-        """Begin to write on a transport, on which the response's header has been sent."""
+        """Write on a transport from now on, on which the response's header has been sent."""
         self._transport = transport
         self._chunked = chunked
-        self.flushes.schedule(self)
 
     def flush(self, now_s: float, limits: SlowClientLimits) -> bool:
         """Write the buffers in one piece; returns False while the client is too slow."""
-        if not self.begun.done():
-            self.begun.set_result(None)
+        if self.dropped or self.done.done():
+            return True
+        if not self.has_begun:
+            self._begin()
         transport = self._transport
-        if transport is None or self.dropped or self.done.done() or transport.is_closing():
-            return True  # not attached yet: `attach` will come back
+        if transport is None or transport.is_closing():
+            return True  # the client is gone, which ends the handler
         if transport.get_write_buffer_size() > limits.buffer_bytes:
             return self._lag(now_s, limits)
         self._lagging_since_s = -1.0
@@ -214,6 +218,13 @@ class ResponseStream:
         if self._failure is not None or not self._num_open:
             self.done.set_result(self._failure)
         return True
+
+    def _begin(self) -> None:
+        self.has_begun = True
+        try:
+            self.begin()
+        except Exception as error:
+            self.done.set_exception(error)  # the handler's, which answers or ends
 
     def drop(self) -> None:
         """Cut the connection; that cancels the handler, which closes the request."""

@@ -30,6 +30,7 @@ from common.messages.tokenize import (
 from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log, trace
 from common.telemetry.span_ring import SpanRing, timeline_part
+from common.tokenized import generate_messages
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.jobs import Job, Outcome, TextBound, size_of
 from services.tokenizer.pool import Pool
@@ -39,7 +40,6 @@ from services.tokenizer.requests import (
     check_ids,
     check_prompt_len,
     check_rules,
-    generate_messages,
     resolve_max_tokens,
     text_bound,
     truncated,
@@ -213,7 +213,11 @@ class TokenizerActor(Worker):
             return
         traceparent = trace.traceparent_of(request.span) or message.traceparent
         try:
-            for generate in generate_messages(request, message, outcome, sampling, traceparent):
+            runs = request.live_runs()
+            made = generate_messages(
+                message, outcome.ids, outcome.answer, sampling, runs, traceparent
+            )
+            for generate in made:
                 self._transport.send(message.route.compute, generate)
                 first = generate.attempt.counter
                 request.aborted.update(range(first, first + generate.num_choices))  # not ours now

@@ -9,8 +9,8 @@ from common.child_main import pack_frame
 from common.link.codec import pack, unpack
 from common.messages.arrays import Int32s
 from common.messages.failure import Failure
-from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, PromptSource, TextPrompt
+from common.tokenized import ExpectedAnswer
 
 TOO_LONG: Final = "context_length_exceeded"
 
@@ -98,20 +98,6 @@ class TemplateFormat:
     stage: ReasoningStage = "behind"
     template: str = ""
     several_calls: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedAnswer:
-    """What is known about the answer in advance: its grammar, and the formats to parse it by.
-
-    `reasoning_open` means that the prompt ends inside the reasoning. `parameter_kinds` are packed.
-    """
-
-    grammar_spec: GrammarSpec | None = None
-    tool_format: str = ""
-    reasoning_format: str = ""
-    reasoning_open: bool = False
-    parameter_kinds: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,10 @@
-"""Open requests: their table, their limits, and the `Generate` messages made from them.
+"""Open requests: their table and their limits.
 
 Pure decisions: nothing is sent here.
 """
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
@@ -14,17 +13,13 @@ from typing import Literal
 import numpy as np
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from common.link.codec import pack
 from common.messages.address import AttemptId
 from common.messages.arrays import int64s
 from common.messages.failure import Failure
-from common.messages.generate import Generate, StreamHeader
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import OutputRules, Tokenize, TokenizeQuery, TokenLimits
-from services.tokenizer.jobs import TOO_LONG, Outcome, TextBound
+from services.tokenizer.jobs import TOO_LONG, TextBound
 
-# A character is four bytes at most, so four byte tokens; twice that for a word they may end.
-PROMPT_TAIL = 8
 TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 1 << 16
 
@@ -233,59 +228,3 @@ def resolve_max_tokens(
     if wanted and not 0 < room < wanted:
         return sampling
     return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-
-
-def generate_messages(
-    request: PendingRequest,
-    message: Tokenize,
-    outcome: Outcome,
-    sampling: SamplingParams,
-    traceparent: str,
-) -> list[Generate]:
-    """Make one `Generate` for each run of choices that were not aborted; mostly there is one."""
-    stream, ids, answer = message.stream, outcome.ids, outcome.answer
-    reasoning_format = answer.reasoning_format if stream.parse_reasoning else ""
-    header = StreamHeader(
-        reply=message.route.reply,
-        stop=stream.stop,
-        include_stop_str_in_output=stream.include_stop_str_in_output,
-        skip_special_tokens=stream.skip_special_tokens,
-        num_logprobs=sampling.num_logprobs,
-        min_tokens=sampling.min_tokens,
-        prompt_tail_ids=tuple(ids[-PROMPT_TAIL:]),
-        accepted_ids=tuple(message.output_ids),
-        accepted_characters=message.accepted_characters,
-        traceparent=traceparent,
-        tool_format=answer.tool_format if stream.parse_tools else "",
-        reasoning_format=reasoning_format,
-        reasoning_open=bool(reasoning_format) and answer.reasoning_open,
-        call_key=call_key(sampling.seed, message.admitted_at_s),
-        first_counter=message.attempt.counter - message.first_choice,
-        prompt_ids=ids.tobytes() if stream.return_prompt_ids else b"",
-        parameter_kinds=answer.parameter_kinds if stream.parse_tools else b"",
-    )
-    packed_header = pack(header)
-    return [
-        Generate(
-            attempt=AttemptId(message.attempt.router, message.attempt.counter + offset),
-            detokenizer=message.route.detokenizer,
-            prompt_ids=ids.tobytes(),
-            output_ids=message.output_ids,
-            sampling=replace(sampling, grammar_spec=answer.grammar_spec),
-            header=packed_header,
-            admitted_at_s=message.admitted_at_s,
-            num_choices=num_choices,
-            first_choice=message.first_choice + offset,
-            priority=message.priority,
-            cache_salt=message.cache_salt,
-            traceparent=traceparent,
-            pooling=message.pooling,
-            client=message.client,
-        )
-        for offset, num_choices in request.live_runs()
-    ]
-
-
-def call_key(seed: int, admitted_at_s: float) -> str:
-    """Derive the key of a request's tool call ids; a retry has the same seed and admission time."""
-    return hashlib.blake2b(f"{seed} {admitted_at_s!r}".encode(), digest_size=12).hexdigest()

@@ -22,13 +22,13 @@ from common.messages.arrays import int32s
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, TextPrompt
 from common.parameter_kinds import pack_kinds
+from common.tokenized import ExpectedAnswer
 from common.tokenizer_folder import load_tokenizer, read_folder
 from services.tokenizer.answer_grammar import compose
 from services.tokenizer.chat_renderer import ChatRenderer, RenderedChat
 from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import (
     EncoderSettings,
-    ExpectedAnswer,
     Job,
     Outcome,
     Refused,

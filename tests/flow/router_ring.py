@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from common.link.codec import SPOKEN
+from common.link.codec import SPOKEN, unpack
 from common.link.shapes import Shapes
 from common.messages.address import Address
 from common.messages.arrays import int32s, int64s
@@ -24,7 +24,7 @@ from common.messages.control import (
     WorkerAlive,
 )
 from common.messages.failure import Ending, EndReason, Failure, Usage
-from common.messages.generate import ComputeInbox
+from common.messages.generate import ComputeInbox, Generate, StreamHeader
 from common.messages.logprobs import TokenLogprob
 from common.messages.queries import Inspection, InspectionQuery
 from common.messages.text import (
@@ -70,7 +70,7 @@ class Worker:
 
 @dataclass
 class Script:
-    """What the ring answers to each `Tokenize`: pieces of text, a token each, then the end.
+    """What the ring answers to each prompt: pieces of text, a token each, then the end.
 
     Of a parsed answer `parts` are what each piece came to. `scored` are the prompt's tokens from
     the second on, said of the first choice where the request wants them, in two messages; the
@@ -92,7 +92,7 @@ class Script:
         """Tool calls among the parts."""
         return sum(part.kind == "call" for parts in self.parts for part in parts)
 
-    def answering(self, message: Tokenize) -> Script:
+    def answering(self, message: Tokenize | Generate) -> Script:
         """The same for a request, whose prompt is as long as its logprobs say if it wants them."""
         if message.sampling.num_prompt_logprobs < 0:
             return self
@@ -245,7 +245,11 @@ class Ring:
             return
         reply = self.transport.address
         if isinstance(message, Tokenize):
-            self._generate(message, self.script, reply)
+            wants_ids = message.stream.return_prompt_ids
+            self._generate(message, message.route.detokenizer, wants_ids, reply)
+        elif isinstance(message, Generate):
+            wants_ids = bool(unpack(StreamHeader, message.header).prompt_ids)
+            self._generate(message, message.detokenizer, wants_ids, reply)
         elif isinstance(message, TokenizeQuery):
             ids = int32s(range(1, self.num_tokens + 1))
             strs = ("a", "b", "c") if message.return_token_strs else ()
@@ -257,26 +261,28 @@ class Ring:
         elif isinstance(message, DetokenizeQuery):
             worker.transport.send(reply, Detokenized(message.query, "text of ids"))
 
-    def _generate(self, message: Tokenize, script: Script, reply: Address) -> None:
-        detokenizer = next(
-            worker
-            for worker in self.workers.values()
-            if worker.transport.address == message.route.detokenizer
-        )
+    def _generate(
+        self, message: Tokenize | Generate, at: Address, wants_ids: bool, reply: Address
+    ) -> None:
+        """Answer a prompt, which tokenizer or compute got, as the detokenizer at that address."""
+        assert self.script is not None
+        (detokenizer,) = (each for each in self.workers.values() if each.transport.address == at)
         first = message.attempt.counter
         counters = range(first, first + message.num_choices)
-        script = script.answering(message)
-        for rows in (*self._prompt(message, script), *_steps(counters, script)):
+        script = self.script.answering(message)
+        for rows in (*self._prompt(message, script, wants_ids), *_steps(counters, script)):
             detokenizer.transport.send(reply, rows)
 
-    def _prompt(self, message: Tokenize, script: Script) -> list[TextGenerated]:
+    def _prompt(
+        self, message: Tokenize | Generate, script: Script, wants_ids: bool
+    ) -> list[TextGenerated]:
         """Say what the prompt took, and what its tokens are worth, before the first text."""
         ids = int32s(range(script.prompt_tokens))
         rows = TextGenerated()
         first = message.attempt.counter
         for counter in range(first, first + message.num_choices):
             rows.add(counter, 0, [], "")
-            wanted = ids if message.stream.return_prompt_ids else int32s()
+            wanted = ids if wants_ids else int32s()
             rows.open(len(ids), 0, wanted, script.queued_s)
         if message.sampling.num_prompt_logprobs < 0 or not script.scored:
             return [rows]

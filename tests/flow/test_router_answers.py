@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import structlog
 
+from common.messages.arrays import int32s
 from common.messages.failure import Failure
+from common.messages.generate import Generate
 from common.messages.logprobs import Candidate, TokenLogprob
-from common.messages.tokenize import IdsPrompt, TextPrompt, Tokenize
+from common.messages.tokenize import TextPrompt, Tokenize
 from tests.flow.router_ring import (
     CARD,
     CHAT,
@@ -116,9 +118,10 @@ async def test_every_prompt_of_a_batch_has_its_own_message_and_field() -> None:
         async with ring.post(TEXT, body) as response:
             choices = (await response.json())["choices"]
         assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
-        first, second = ring.workers["tokenizer"].of(Tokenize)
-        assert isinstance(first.prompt, TextPrompt) and isinstance(second.prompt, IdsPrompt)
-        assert (first.prompt_field, second.prompt_field) == ("prompt[0]", "prompt[1]")
+        (first,) = ring.workers["tokenizer"].of(Tokenize)
+        (second,) = ring.workers["compute"].of(Generate)
+        assert (first.prompt, first.prompt_field) == (TextPrompt("a"), "prompt[0]")
+        assert second.prompt_ids == int32s([1, 2]).tobytes()
         assert second.attempt.counter == first.attempt.counter + 2
         assert first.sampling.seed != second.sampling.seed
 
@@ -310,12 +313,12 @@ def _request(body: dict[str, Any], version: str = "1.1") -> bytes:
 
 async def test_the_connection_of_a_stream_serves_the_next_request() -> None:
     async with running_router() as ring:
-        ports = set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", ring.actor.port)
         for _ in range(3):
-            async with ring.post(CHAT, chat(stream=True)) as response:
-                ports.add(response.connection.transport.get_extra_info("sockname"))
-                events(await response.read())
-        assert len(ports) == 1
+            writer.write(_request(chat(stream=True)))
+            data = await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            assert data.startswith(b"HTTP/1.1 200 OK")
+        writer.close()
 
 
 async def test_pipelined_streams_come_one_after_the_other() -> None:

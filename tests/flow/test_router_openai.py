@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.messages.generate import Generate
 from common.messages.logprobs import Candidate, TokenLogprob
 from common.messages.tokenize import IdsPrompt, Tokenize
 from tests.flow.router_ring import (
@@ -234,7 +235,7 @@ async def test_an_echo_with_logprobs_scores_prompt_and_answer_in_one(
         assert choices[-1]["finish_reason"] == "length"
         if not stream:
             assert answer["usage"]["completion_tokens"] == max_tokens
-        (sent,) = ring.workers["tokenizer"].of(Tokenize)
+        (sent,) = ring.workers["compute"].of(Generate)
         assert (sent.sampling.max_tokens, sent.sampling.num_prompt_logprobs) == (1, 1)
         assert ring.is_empty()
 

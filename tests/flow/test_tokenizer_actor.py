@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import structlog
@@ -27,7 +28,8 @@ from common.messages.tokenize import (
     TokenizeQuery,
 )
 from common.telemetry import trace
-from services.tokenizer.requests import call_key
+from common.tokenized import call_key
+from services.router.first_stage import first_stage
 from tests.flow.tokenizer_ring import CARD, PARENT, Ring
 from tests.unit.tokenizer.requests import address, request
 
@@ -89,6 +91,22 @@ async def test_ids_need_no_process() -> None:
     ring = await Ring().start()
     ring.send(request(1, prompt=IdsPrompt(int32s([1, 2]))))
     assert ring.at_compute[0].prompt_ids == int32s([1, 2]).tobytes() and not ring.processes.busy()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_choices": 3, "stream": StreamSettings(stop=("END",), return_prompt_ids=True)},
+        {"output_ids": int32s([9]), "accepted_characters": 2, "first_choice": 1, "priority": 4},
+        {"pooling": True, "cache_salt": "tenant", "traceparent": PARENT, "client": "a"},
+    ],
+)
+async def test_ids_that_pass_the_tokenizer_by_become_what_it_would_have_sent(more: Any) -> None:
+    ring = await Ring().start()
+    sampling = SamplingParams(max_tokens=5, seed=1, num_logprobs=2)
+    message = request(7, prompt=IdsPrompt(int32s(range(1, 13))), sampling=sampling, **more)
+    ring.send(message)
+    assert first_stage(message) == (address("compute"), *ring.at_compute)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from common.messages.tokenize import (
     TokenizeQuery,
     ToolUse,
 )
-from services.tokenizer.jobs import ExpectedAnswer
-from services.tokenizer.requests import call_key
+from common.tokenized import ExpectedAnswer, call_key
 from tests.flow.tokenizer_ring import CARD, Ring
 from tests.unit.tokenizer.requests import LIMITS, address, request
 

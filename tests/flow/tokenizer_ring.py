@@ -10,9 +10,9 @@ from common.messages.generate import ComputeInbox
 from common.messages.text import AttemptRefused, RouterInbox
 from common.messages.tokenize import TokenizerInbox
 from common.registration import Registration
+from common.tokenized import ExpectedAnswer
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.jobs import ExpectedAnswer
 from services.tokenizer.pool import Pool
 from tests.memory_link import Exchange
 from tests.unit.tokenizer.requests import address

@@ -52,6 +52,19 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+wire_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner, max_size=12),
+    max_leaves=20,
+)
+"""Whatever a list in a message may hold, right or wrong."""
+
+
 @st.composite
 def logprobs_of(draw: st.DrawFn, num_tokens: int) -> Logprobs:
     logprobs = Logprobs()

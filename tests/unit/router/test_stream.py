@@ -96,18 +96,31 @@ async def test_a_batch_of_mail_is_one_write_per_stream() -> None:
     assert wire.contents() == ["0 assistant", "0 ab", "1 assistant", "1 x"]
 
 
-async def test_nothing_is_written_before_the_header_is_out() -> None:
+async def test_the_first_text_follows_the_header_in_the_same_turn() -> None:
     stream, _ = _stream()
-    stream.delta(0, "a")
-    assert not stream.begun.done()
-    await _turn()
-    assert stream.begun.result() is None
-    stream.delta(0, "b")
-    await _turn()
     wire = Wire()
-    stream.attach(wire, chunked=False)
-    await _turn()
-    assert wire.contents() == ["0 assistant", "0 ab"]
+
+    def begin() -> None:
+        wire.write(b"data: [DONE]\n\n")  # in a header's place
+        stream.attach(wire, chunked=False)
+
+    stream.begin = begin
+    stream.delta(0, "a")
+    assert wire.writes == []
+    await asyncio.sleep(0)
+    assert wire.contents() == ["DONE", "0 assistant", "0 a"]
+
+
+async def test_a_header_that_cannot_be_sent_is_the_handlers_to_answer() -> None:
+    stream, _ = _stream()
+
+    def begin() -> None:
+        raise ValueError("a bad header")
+
+    stream.begin = begin
+    stream.delta(0, "a")
+    with pytest.raises(ValueError, match="a bad header"):
+        await stream.done
 
 
 async def test_writes_are_framed_as_http_chunks() -> None:
@@ -160,11 +173,14 @@ async def test_done_comes_after_an_error_event_and_once() -> None:
     assert stream.done.result() == failure
 
 
-async def test_a_failure_before_the_first_text_begins_the_stream_with_it() -> None:
+async def test_a_failure_before_the_first_text_ends_a_stream_that_has_not_begun() -> None:
     stream, _ = _stream()
     failure = Failure(400, "too_long", "messages: too long", "messages")
+    stream.delta(0, "")  # the row of an attempt that compute refused
     stream.failed(failure)
-    assert stream.begun.result() == failure
+    await _turn()
+    assert stream.done.result() == failure
+    assert not stream.has_begun
 
 
 async def test_logprobs_are_merged_with_their_text() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from common.messages.failure import Failure
 from common.messages.tokenize import ChatPrompt
+from common.tokenized import ExpectedAnswer
 from services.tokenizer.config import WELL_KNOWN_TEMPLATE_KWARGS
-from services.tokenizer.jobs import EncoderSettings, ExpectedAnswer, Job
+from services.tokenizer.jobs import EncoderSettings, Job
 from services.tokenizer.worker import PromptEncoder
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 

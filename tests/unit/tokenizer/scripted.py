@@ -8,7 +8,8 @@ from common.child_main import HEADER, pack_frame
 from common.child_process import Exited, Received
 from common.link.codec import unpack
 from common.messages.failure import Failure
-from services.tokenizer.jobs import ExpectedAnswer, Job, Outcome, pack_outcome
+from common.tokenized import ExpectedAnswer
+from services.tokenizer.jobs import Job, Outcome, pack_outcome
 
 NO_ANSWER = ExpectedAnswer()
 

@@ -21,8 +21,8 @@ from common.messages.tokenize import (
     TextPrompt,
     ToolUse,
 )
+from common.tokenized import ExpectedAnswer
 from services.tokenizer.jobs import (
-    ExpectedAnswer,
     Job,
     Outcome,
     pack_outcome,

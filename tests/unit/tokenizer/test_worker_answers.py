@@ -20,7 +20,8 @@ from common.messages.tokenize import (
     ToolUse,
 )
 from common.parameter_kinds import unpack_kinds
-from services.tokenizer.jobs import ExpectedAnswer, Job
+from common.tokenized import ExpectedAnswer
+from services.tokenizer.jobs import Job
 from tests.unit.tokenizer.encoders import HELLO, TOOL, answer, chat, encoder, refused, speaking
 
 REQUIRED = OutputRules(tools=ToolUse("required"))

@@ -21,7 +21,7 @@ from common.messages.sampling import SamplingParams
 from common.messages.text import RouterInbox, TextGenerated
 from common.messages.tokenize import TokenizerInbox
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
-from tests.unit.common.message_strategies import INBOXES, members, values_of
+from tests.unit.common.message_strategies import INBOXES, members, values_of, wire_values
 
 HERE = Address("ipc:///run/here.sock", "a" * 16, PROTOCOL_VERSION)
 THERE = Address("tcp://127.0.0.1:4000", "b" * 16)
@@ -73,18 +73,6 @@ def test_mutated_mail_decodes_or_is_malformed(case: tuple[int, Any], data: st.Da
         CODECS[inbox].decode(frames)
     except MalformedMessage:
         pass
-
-
-wire_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 63), (1 << 64) - 1)
-    | st.floats()
-    | st.text()
-    | st.binary(),
-    lambda inner: st.lists(inner, max_size=12),
-    max_leaves=20,
-)
 
 
 @given(st.integers(0, 3), st.data())
