@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid, restricted, the same from chart and kustomize, fit for services."""
+"""The Kubernetes manifests: valid, restricted, fit for the services, the same from the chart."""
 
 from __future__ import annotations
 
