@@ -44,13 +44,14 @@ class Stack:
         self.manifests = manifests
         self._node = node
         self.pods: list[Pod] = []
+        self.made: list[Pod] = []
         self._deployments = {
             each["metadata"]["labels"]["app.kubernetes.io/component"]: each
             for each in manifests
             if each["kind"] == "Deployment"
         }
         self._replicas = replicas
-        self._num_asked = self._num_made = 0
+        self._num_asked = 0
         for service in manifests:
             if service["kind"] == "Service" and service["spec"].get("clusterIP") == "None":
                 node.aliases[service["metadata"]["name"]] = service["spec"]["selector"]
@@ -61,8 +62,8 @@ class Stack:
 
     def add(self, component: str) -> Pod:
         """Start one more pod of a service."""
-        pod = Pod(self._node, self._deployments[component], self._num_made)
-        self._num_made += 1
+        pod = Pod(self._node, self._deployments[component], len(self.made))
+        self.made.append(pod)
         self.pods.append(pod)
         pod.start()
         return pod
@@ -323,7 +324,7 @@ def main() -> int:
             return run_checks(stack, checks)
         finally:
             if not options.keep:
-                for pod in stack.pods:
+                for pod in stack.made:
                     pod.remove()
                 run("docker", "network", "rm", node.network)
 

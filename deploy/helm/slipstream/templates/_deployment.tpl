@@ -39,9 +39,13 @@ spec:
       {{- with $own.nodeSelector }}
       nodeSelector: {{ toJson . }}
       {{- end }}
-      {{- with $own.tolerations }}
-      tolerations: {{ toJson . }}
-      {{- end }}
+      tolerations:
+        {{- range list "not-ready" "unreachable" }} # of a node; 300 s by default
+        - {key: node.kubernetes.io/{{ . }}, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+        {{- end }}
+        {{- range $own.tolerations }}
+        - {{ toJson . }}
+        {{- end }}
       topologySpreadConstraints:
         {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
         - topologyKey: {{ . }}
@@ -87,19 +91,21 @@ spec:
           startupProbe: # until its packages are loaded; from then on it says itself that it gets on
             exec: {command: [slipstream, health, {{ .service }}, --live]}
             periodSeconds: 2
-            timeoutSeconds: 10
+            timeoutSeconds: 30
             failureThreshold: 150
-          livenessProbe: # fails only for what hangs, not for what loads, drains or is ill
+          # Fails only for what hangs, not for what loads, drains or is ill; that a busy node is slow to ask
+          # is no hang either, hence the long timeout.
+          livenessProbe:
             exec: {command: [slipstream, health, {{ .service }}, --live]}
             periodSeconds: 5
-            timeoutSeconds: 10
+            timeoutSeconds: 30
             failureThreshold: 2
             terminationGracePeriodSeconds: 1 # what hangs does not drain
           readinessProbe:
             {{- $live := and (eq .service "router") .Values.router.readyWithoutWorkers }}
             exec: {command: [slipstream, health, {{ .service }}{{ if $live }}, --live{{ end }}]}
             periodSeconds: 5
-            timeoutSeconds: 10
+            timeoutSeconds: 30
             failureThreshold: 3 # longer than hold_s: a router without workers holds requests first
           {{- if eq .service "router" }}
           lifecycle:
