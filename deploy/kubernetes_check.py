@@ -1,9 +1,9 @@
 """Runs the Kubernetes manifests without a cluster: each container on a Docker engine with exactly
 their command, environment, mounts, user, limits, probes and stop signals. Asks the stack questions,
 looks at what its pods may do and whom they talk with, ends, hangs and cuts off one of each service
-amid streams, and says what held.
+amid streams, and says what held. First all overlays are checked against the schemas of Kubernetes.
 
-Needs root, a Docker engine, kubectl, curl, and images of this source:
+Needs root, a Docker engine, kubectl, helm, kubernetes-validate, curl, and images of this source:
 
     for each in keys router tokenizer compute detokenizer; do
       docker build --file deploy/Dockerfile --target $each --tag slipstream-$each:0.1.0 . ; done
@@ -26,9 +26,23 @@ from pathlib import Path
 
 from compose_check import ANSWER, QUESTION, deltas
 from deployment import CheckFailed, run, wait_until
-from manifests import BASE, KUBERNETES, Manifest, charted, edges, kustomized, name_of
+from manifests import (
+    BASE,
+    KUBERNETES,
+    Manifest,
+    charted,
+    differences,
+    edges,
+    invalid,
+    kustomized,
+    lost_by_kubectl,
+    name_of,
+    overlays,
+    unrestricted,
+)
 from pods import Node, Pod
 
+VERSIONS = tuple(f"1.{minor}" for minor in range(30, 38))
 SERVICES = ("router", "tokenizer", "compute", "detokenizer")
 KEY = "sk-of-the-check"
 STORY = [{"role": "user", "content": "Tell me a story."}]
@@ -157,6 +171,29 @@ def streams(stack: Stack, routers: list[Pod], story: str) -> Iterator[list[Strea
 # --- the checks, in the order in which they run ----------------------------------------------
 
 
+def offline(_: Stack) -> str:
+    """Render the base and all overlays, by kustomize and by Helm, and judge what comes out."""
+    num_objects = 0
+    for folder in (BASE, *overlays()):
+        rendered = kustomized(folder)
+        charts = charted(folder / "values.yaml" if folder != BASE else None)
+        wrong = differences(rendered, charts)
+        wrong += [what for each in rendered for what in unrestricted(each)]
+        wrong += lost_by_kubectl([each for each in rendered if each["kind"] == "Deployment"])
+        wrong += [
+            f"{version}: {why}"
+            for version in VERSIONS
+            for each in rendered
+            if (why := invalid(each, version))
+        ]
+        if wrong:
+            raise CheckFailed(f"{folder.name}: {wrong}")
+        num_objects += len(rendered)
+    return (
+        f"{num_objects} objects of {1 + len(overlays())} folders, {VERSIONS[0]} to {VERSIONS[-1]}"
+    )
+
+
 def start(stack: Stack) -> str:
     stack.start()
     stack.wait_ready()
@@ -278,7 +315,7 @@ def tell(stack: Stack) -> str:
     return told.text
 
 
-CHECKS = (start, answers, confinement, network, drain, hang, node_lost, untouched)
+CHECKS = (offline, start, answers, confinement, network, drain, hang, node_lost, untouched)
 
 
 def made_secrets(node: Node) -> dict[str, dict[str, bytes]]:
@@ -305,7 +342,7 @@ def main() -> int:
     parser.add_argument("--overlay", default="", help="one of overlays/; default: the base")
     parser.add_argument("--helm", action="store_true", help="render the chart")
     parser.add_argument("--keep", action="store_true", help="leave containers")
-    parser.add_argument("--only", help="names of checks after the start, with commas")
+    parser.add_argument("--only", help="names of checks, with commas")
     options = parser.parse_args()
 
     folder = KUBERNETES / "overlays" / options.overlay if options.overlay else BASE
@@ -320,7 +357,7 @@ def main() -> int:
             node.secrets = made_secrets(node)
             print(f"{len(manifests)} objects, {', '.join(sorted(set(map(kind_of, manifests))))}")
             chosen = options.only.split(",") if options.only else None
-            checks = [c for c in CHECKS if c is start or chosen is None or c.__name__ in chosen]
+            checks = [each for each in CHECKS if chosen is None or each.__name__ in chosen]
             return run_checks(stack, checks)
         finally:
             if not options.keep:

@@ -51,8 +51,25 @@ def charted(values: Path | None = None) -> list[Manifest]:
     return loaded(_output(HELM, "template", RELEASE, str(CHART), *options))
 
 
-def _output(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+def lost_by_kubectl(deployments: list[Manifest]) -> list[str]:
+    """What kubectl's own types do not take over from Deployments: fields that it does not know."""
+    given = "\n---\n".join(json.dumps(each) for each in deployments)
+    options = ("--filename", "-", "--output", "json", "CHECKED=yes")
+    said = _output(KUBECTL, "set", "env", "--local", *options, given=given)
+    decoder, read = json.JSONDecoder(), []
+    while said := said.strip():
+        each, end = decoder.raw_decode(said)
+        said = said[end:]
+        read.append(each)
+    found = differences(deployments, read)
+    return [each for each in found if ": null is not" not in each and "CHECKED" not in each]
+
+
+def _output(*command: str, given: str | None = None) -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise ValueError(f"{' '.join(command)}: {done.stderr}")
+    return done.stdout
 
 
 def name_of(manifest: Manifest) -> str:
