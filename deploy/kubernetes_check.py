@@ -88,7 +88,7 @@ class Stack:
             for _ in range(number):
                 self.add(component)
 
-    def wait_ready(self, timeout_s: float = 300) -> None:
+    def wait_ready(self, timeout_s: float = 600) -> None:
         wait_until(lambda: all(pod.is_ready for pod in self.pods), "all pods are ready", timeout_s)
 
     def curl(self, body: dict[str, object], router: Pod | None = None, key: str = KEY) -> list[str]:

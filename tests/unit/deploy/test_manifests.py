@@ -116,3 +116,14 @@ def test_an_overlay_is_valid_and_restricted(folder: Path) -> None:
 def test_the_chart_gives_the_same_objects_as_kustomize(folder: Path) -> None:
     values = None if folder == manifests.BASE else folder / "values.yaml"
     assert manifests.differences(manifests.kustomized(folder), manifests.charted(values)) == []
+
+
+def test_objects_differ_by_what_they_have_and_not_by_its_order() -> None:
+    def pod(*env: dict[str, str]) -> dict[str, Any]:
+        return {"kind": "Pod", "metadata": {"name": "x"}, "spec": {"env": list(env)}}
+
+    one, two = {"name": "ONE", "value": "1"}, {"name": "TWO", "value": "2"}
+    assert manifests.differences([pod(one, two)], [pod(two, one)]) == []
+    changed = manifests.differences([pod(one)], [pod({**one, "value": "3"})])
+    assert changed == ['Pod x.spec.env[0].value: "1" is not "3"']
+    assert manifests.differences([pod(one)], []) == ["Pod x: only one has it"]
