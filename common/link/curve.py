@@ -121,9 +121,18 @@ def _read(path: Path) -> bytes:
 
 def _read_secret(path: Path) -> bytes:
     key = _read(path)
-    if path.stat().st_mode & 0o077:
+    status = path.stat()
+    if is_open_to_others(status.st_mode, status.st_uid, os.geteuid()):
         raise ConfigError(f"[links] curve_dir: {path} is open to others; chmod 600 {path}")
     return key
+
+
+def is_open_to_others(mode: int, owner: int, reader: int) -> bool:
+    """Whether others than its reader may read or write a file of this mode.
+
+    What root owns may be readable by a group: so Kubernetes hands Secrets to a pod's one user.
+    """
+    return bool(mode & (0o037 if owner == 0 != reader else 0o077))
 
 
 class Authenticator:

@@ -39,6 +39,8 @@ def add_health_options(parser: Parser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help="its [links] run_dir")
     about = "kill it if it hangs, so that what supervises it, such as a container, starts it again"
     parser.add_argument("--kill", action="store_true", help=about)
+    about = "exit with 0 also while it loads, drains or is ill: with 1 only if it hangs or is dead"
+    parser.add_argument("--live", action="store_true", help=about)
     config = f"its settings (default: $SLIPSTREAM_CONFIG or {INSTALLED_CONFIG})"
     parser.add_argument("--config", metavar="FILE", help=config)
 
@@ -57,7 +59,7 @@ def health(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     if beacon is None:
         return 1
     if not beacon.hangs(now_s):
-        return 0 if beacon.is_ready else 1
+        return 0 if beacon.is_ready or options.live else 1
     silence_s = now_s - beacon.said_at_s
     sys.stderr.write(f"slipstream health: {options.name} hangs: silent for {silence_s:.1f} s\n")
     if options.kill and beacon.pid == 1:  # the kernel keeps that from whoever lives below it

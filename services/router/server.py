@@ -30,6 +30,7 @@ from services.router.openai.completions import COMPLETIONS
 from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.document import OpenAPIHandler
 from services.router.operations import StatusHandlers, installed_version, sagemaker_routes
+from services.router.orca import LoadReporter
 from services.router.origins import AllowedOrigins
 from services.router.refused_keys import RefusedKeys
 from services.router.request_warnings import WarningLog
@@ -85,6 +86,7 @@ class HttpServer:
         self._app = web.Application(middlewares=[guard])
         self._app.on_response_prepare.append(origins.sign)
         self._app.on_response_prepare.append(self._end_keep_alive)
+        self._app.on_response_prepare.append(LoadReporter(dispatch).sign)
         self._parser = JsonParser()
         self.bodies = BodyReader(settings, self._parser)
         backend = Backend(dispatch, Generation(dispatch, flushes, settings), settings, self.bodies)

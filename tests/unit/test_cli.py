@@ -44,6 +44,18 @@ def test_health_follows_the_beacon(tmp_path: Path) -> None:
     assert main(asked) == 1
 
 
+def test_health_takes_what_loads_or_drains_for_live_and_what_hangs_for_dead(tmp_path: Path) -> None:
+    asked = ["health", "x", "--run-dir", str(tmp_path), "--live"]
+    assert main(asked) == 1
+    beacon = BeaconFile(str(tmp_path), "x")
+    beacon.update(False, time.monotonic())
+    assert main(asked) == 0
+    assert main(asked[:-1]) == 1
+    beacon.update(True, time.monotonic() - 1000.0)
+    assert main(asked) == 1
+    beacon.remove()
+
+
 def test_health_kills_what_hangs_if_told_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from common.link.curve import create_keys, load_keys, service_of
+from common.link.curve import create_keys, is_open_to_others, load_keys, service_of
 
 
 def test_every_service_gets_a_pair_and_the_deployment_one(tmp_path: Path) -> None:
@@ -63,6 +63,14 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "keys" / "compute.secret").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         load_keys(tmp_path / "keys", "compute")
+
+
+def test_a_secret_of_root_may_be_lent_to_a_group_as_kubernetes_does() -> None:
+    assert not is_open_to_others(0o440, owner=0, reader=10001)
+    assert is_open_to_others(0o444, owner=0, reader=10001)
+    assert is_open_to_others(0o460, owner=0, reader=10001)
+    assert is_open_to_others(0o440, owner=10001, reader=10001)
+    assert is_open_to_others(0o440, owner=0, reader=0)
 
 
 def test_an_instances_keys_are_those_of_its_service() -> None:
