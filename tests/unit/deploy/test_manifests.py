@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from common.config import load as load_settings
 from services.launcher.plan import SETTINGS
@@ -90,6 +91,14 @@ def test_a_service_takes_the_settings_of_its_pod_and_has_the_time_to_drain(servi
     }
     assert set(map(tuple, probes.values())) == {("slipstream", "health", service, "--live")}
     assert container["readinessProbe"]["exec"]["command"] == ["slipstream", "health", service]
+
+
+@pytest.mark.parametrize("folder", manifests.overlays(), ids=lambda folder: folder.name)
+def test_the_settings_of_an_overlay_exist(folder: Path) -> None:
+    values = yaml.safe_load((folder / "values.yaml").read_text())
+    for service, settings in SETTINGS.items():
+        env = {each["name"]: each["value"] for each in values.get(service, {}).get("env", [])}
+        load_settings(settings, service, ROOT / "deploy" / "slipstream.toml", env)
 
 
 def test_a_router_is_left_to_hold_requests_before_it_counts_as_not_ready() -> None:
