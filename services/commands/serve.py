@@ -15,7 +15,9 @@ from pydantic import ValidationError
 
 from common.config import Settings, Tables, complaint_about
 from services.commands.command import Command, Parser
+from services.launcher.autoscale import CountRange, count_ranges
 from services.launcher.plan import SETTINGS, Counts, make_plan
+from services.launcher.replicas import ScaleError
 
 DESCRIPTION = """\
 Serve a model over an OpenAI-compatible API. Without MODEL the small embedded
@@ -84,6 +86,8 @@ def add_options(parser: Parser) -> None:
     group = parser.add_argument_group("how many processes", "each service scales on its own")
     for service in Counts.model_fields:
         add_setting(group, f"count.{service}", f"--{service}s", metavar="N")
+    about = "scales services by itself, as in tokenizers=1..4,detokenizers=1..2"
+    group.add_argument("--autoscale", type=scaled, metavar="SERVICE=N..M,…", help=about)
 
 
 def _add_general(parser: Parser) -> None:
@@ -175,6 +179,13 @@ def one_gpu(text: str) -> int:
     return 1
 
 
+def scaled(text: str) -> dict[str, CountRange]:
+    try:
+        return count_ranges(text)
+    except ScaleError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def tables_of(options: argparse.Namespace) -> tuple[Tables, Counts]:
     tables: Tables = {}
     for dest, value in vars(options).items():
@@ -189,7 +200,7 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     from services.launcher.launch import launch
 
     try:
-        return launch(make_plan(options.config, env, *tables_of(options)), env)
+        return launch(make_plan(options.config, env, *tables_of(options), options.autoscale), env)
     except (ConfigError, ModelError) as error:
         sys.stderr.write(f"slipstream serve: {error}\n")
         return 2

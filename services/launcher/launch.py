@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,7 @@ from common.errors import EXIT_CONFIG, ConfigError
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from common.telemetry.line_writer import STDERR, STDOUT, LineWriter
+from services.launcher.autoscale import Autoscaler
 from services.launcher.child import Child, service_command
 from services.launcher.control import CONTROL_SOCKET, serve_control
 from services.launcher.front import Front
@@ -73,7 +74,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             structlog.get_logger().info("removed the folder of a killed run", path=abandoned)
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
-        _write_settings(config, toml_text(tables_of_run(plan, model, run_dir, log_format)))
+        tables = tables_of_run(plan, model, run_dir, log_format)
+        _write_settings(config, toml_text(tables))
         read_fd, write_fd = os.pipe()  # the services notice when its writing end closes
         stack.callback(os.close, read_fd)
         stack.callback(os.close, write_fd)
@@ -97,7 +99,9 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             supervisor = Supervisor(
                 names, family.child, run_dir, plan.grace_s, write, starter_fd=starter_fd
             )
-            async with serve_control(os.path.join(run_dir, CONTROL_SOCKET), supervisor):
+            token = str(tables.get("router", {}).get("metrics_token", ""))
+            desired = partial(front.desired_replicas, token)
+            async with _scalable(Autoscaler(supervisor, plan.autoscale, desired), run_dir):
                 return await supervisor.run(front, announce)
 
         status = asyncio.run(supervise())
@@ -105,6 +109,17 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             for name, complaint in terminal.complaints.items():
                 err.write(f"slipstream serve: {name} cannot work: {complaint}\n")
         return status
+
+
+@contextlib.asynccontextmanager
+async def _scalable(scaler: Autoscaler, run_dir: str) -> AsyncIterator[None]:
+    """Let counts change by themselves and by commands."""
+    async with serve_control(os.path.join(run_dir, CONTROL_SOCKET), scaler):
+        task = asyncio.get_running_loop().create_task(scaler.run())
+        try:
+            yield
+        finally:
+            task.cancel()
 
 
 def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from common.config import (
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.detokenizer.config import DetokenizerSettings
+from services.launcher.autoscale import CountRange
 from services.launcher.replicas import MAX_PROCESSES
 from services.router.config import RouterSettings
 from services.tokenizer.config import TokenizerSettings
@@ -41,6 +43,7 @@ SETTINGS: Mapping[str, type[Settings]] = {
     "detokenizer": DetokenizerSettings,
 }
 DEFAULT_GRACE_S = 30.0
+IDLE_S = 600.0  # until a compute ends of which none need run
 MIN_CPUS = 8  # with fewer, a core is worth more to the other services
 MIN_COMMON_CPUS = 4  # router, tokenizer, detokenizer, and what else runs on the machine
 COMMON_CPUS_PER_COMPUTE = 2
@@ -68,11 +71,18 @@ class Plan:
     counts: Counts
     model: ModelSettings
     telemetry: TelemetrySettings
+    autoscale: Mapping[str, CountRange] = field(default_factory=dict)
     renamed: Sequence[RenamedSetting] = ()
 
     def value(self, table: str, field: str) -> str:
         default = SETTINGS[table].model_fields[field].default
         return str(self.tables.get(table, {}).get(field, default))
+
+    @property
+    def most_computes(self) -> int:
+        """How many there may come to be by themselves."""
+        scaled = self.autoscale.get("compute")
+        return max(self.counts.compute, scaled.most if scaled else 0)
 
     @property
     def grace_s(self) -> float:
@@ -88,14 +98,27 @@ class Plan:
         return not dummy and self.value("compute", "device") != "sim"
 
 
-def make_plan(config: str | None, env: Mapping[str, str], options: Tables, counts: Counts) -> Plan:
+def make_plan(
+    config: str | None,
+    env: Mapping[str, str],
+    options: Tables,
+    counts: Counts,
+    autoscale: Mapping[str, CountRange] | None = None,
+) -> Plan:
     """Merge the settings of file, environment and options; ConfigError for the shared tables."""
+    autoscale = autoscale or {}
+    for service, scaled in autoscale.items():
+        if getattr(counts, service) > scaled.most:
+            count = getattr(counts, service)
+            raise ConfigError(f"--{service}s {count} is above --autoscale {service}s={scaled}")
+    least = {name: max(getattr(counts, name), scaled.least) for name, scaled in autoscale.items()}
     written = WrittenSettings(SETTINGS, config, env, options)
     plan = Plan(
         written.tables,
-        counts,
+        counts.model_copy(update=least),
         written.validated(ModelSettings, "model"),
         written.validated(TelemetrySettings, "telemetry"),
+        autoscale,
         written.renamed,
     )
     written.check()
@@ -114,10 +137,22 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
         routers=[f"ipc://{run_dir}/{name}.sock" for name in plan.counts.names("router")],
         curve_dir="",  # no other user can enter the folder
     )
-    if plan.counts.compute > 1:
-        threads = max(1, (len(available_cpus()) - 1) // plan.counts.compute)
+    if plan.most_computes > 1:
+        threads = max(1, (len(available_cpus()) - 1) // plan.most_computes)
         tables.setdefault("compute", {}).setdefault("max_threads", threads)
+    if plan.autoscale:
+        _let_it_scale(plan, tables.setdefault("router", {}))
     return tables
+
+
+def _let_it_scale(plan: Plan, router: dict[str, Any]) -> None:
+    """Add what the launcher needs to ask the routers, and what compute needs to end at all."""
+    has_keys = router.get("api_keys_file") or plan.value("router", "api_keys").strip("[]()")
+    if has_keys and not router.get("metrics_token"):
+        router["metrics_token"] = secrets.token_urlsafe()
+    computes = plan.autoscale.get("compute")
+    if computes is not None and computes.least == 0:
+        router.setdefault("scaling_idle_s", IDLE_S)
 
 
 def environment_of(
@@ -144,10 +179,10 @@ def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
     if pin != "on" and not on_gpu:
         return None
     cores = cores_among(available_cpus())
-    placed = place(cores, plan.counts.compute, forced=pin == "on")
+    placed = place(cores, plan.most_computes, forced=pin == "on")
     if placed is None and pin == "on":
         raise ConfigError(
-            f"[compute] pin is on: {plan.counts.compute} compute processes and the others need "
+            f"[compute] pin is on: {plan.most_computes} compute processes and the others need "
             f"more than the {len(cores)} cores that there are"
         )
     return placed

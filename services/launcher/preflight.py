@@ -187,7 +187,7 @@ def _need(
 
 def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
     share = _number(plan, "gpu_memory_utilization")
-    for number, gpu in enumerate(machine.gpus[: plan.counts.compute]):
+    for number, gpu in enumerate(machine.gpus[: plan.most_computes]):
         room = int(gpu.total_bytes * share) - gpu.used_bytes
         if need.weights + need.cache > room:
             raise ConfigError(
@@ -198,7 +198,7 @@ def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
 
 
 def _check_host(plan: Plan, machine: Machine, need: Need) -> None:
-    count = plan.counts.compute
+    count = plan.most_computes
     total = count * (need.weights + need.cache + need.swap)
     if total <= machine.host_bytes:
         return

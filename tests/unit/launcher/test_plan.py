@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from common.config import TABLES, ModelSettings, Tables
 from common.errors import ConfigError
+from services.launcher.autoscale import CountRange
 from services.launcher.plan import (
     SETTINGS,
     Counts,
@@ -96,6 +97,20 @@ def test_several_compute_processes_share_the_cores() -> None:
     assert several["compute"]["max_threads"] == 1
     chosen = plan_of({"compute": {"max_threads": 3}}, Counts(compute=2))
     assert tables_of_run(chosen, model, "/r", "json")["compute"]["max_threads"] == 3
+
+
+def test_a_server_that_scales_itself_is_planned_for_the_most_it_may_become() -> None:
+    ranges = {"compute": CountRange(0, 64), "tokenizer": CountRange(2, 4)}
+    plan = make_plan(None, {}, {"router": {"api_keys": "k"}}, Counts(), ranges)
+    assert plan.counts == Counts(tokenizer=2)
+    tables = tables_of_run(plan, ModelSettings(path="/m"), "/r", "json")
+    assert tables["compute"]["max_threads"] == 1
+    assert len(tables["router"]["metrics_token"]) > 30  # with which the launcher asks
+    assert tables["router"]["scaling_idle_s"] > 0
+    open_to_all = make_plan(None, {}, {}, Counts(), {"tokenizer": CountRange(1, 4)})
+    assert tables_of_run(open_to_all, ModelSettings(), "/r", "json")["router"] == {}
+    with pytest.raises(ConfigError, match=r"--tokenizers 5 is above --autoscale tokenizers=2\.\.4"):
+        make_plan(None, {}, {}, Counts(tokenizer=5), ranges)
 
 
 def test_a_service_inherits_the_environment_but_for_our_settings() -> None:
