@@ -130,7 +130,7 @@ def ratios(kind: str, ours: Server, other: Server) -> list[object]:
 
 
 def main() -> None:
-    """Read the command line, measure, and print a page; what counts is in results/first_token.md."""
+    """Read the command line, measure, and print a page; results/first_token.md has several."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--other", type=Path, help="a checkout to take turns with")
     parser.add_argument("--requests", type=int, default=400, help="of each kind, to each server")
