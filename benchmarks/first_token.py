@@ -130,9 +130,8 @@ def ratios(kind: str, ours: Server, other: Server) -> list[object]:
 
 
 def main() -> None:
-    """Read the command line, measure, and write the page."""
+    """Read the command line, measure, and print a page; results/first_token.md has several."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path)
     parser.add_argument("--other", type=Path, help="a checkout to take turns with")
     parser.add_argument("--requests", type=int, default=400, help="of each kind, to each server")
     parser.add_argument("--kinds", nargs="*", default=list(PATHS), choices=list(PATHS))
@@ -146,7 +145,7 @@ def main() -> None:
         folder = save_folder(
             stack.enter_context(scratch_folder()) / "sim", SHAPE, with_weights=False
         )
-        servers = [stack.enter_context(serving("this", arguments.root, folder))]
+        servers = [stack.enter_context(serving("this", None, folder))]
         if arguments.other:
             other = arguments.other.resolve()
             servers.append(stack.enter_context(serving("other", other, folder)))
@@ -161,7 +160,7 @@ def main() -> None:
     report.text("Time to the first token in ms; processor time of a request in us:")
     columns = ["", "p10", "median", "p90", *(f"{name}, us" for name in names), "all, us"]
     report.table(columns, rows)
-    report.write()
+    print(report.page)
 
 
 if __name__ == "__main__":

@@ -59,9 +59,11 @@ class AllowedOrigins:
 
     def allows(self, origin: str) -> bool:
         """Whether a page of this origin (`https://host:port`, or `null`) may read the answers."""
+        if not origin:  # from no browser
+            return False
         if self._allows_local and is_local(host_of(_netloc(origin))):
             return True
-        return bool(origin) and (ANY in self._origins or origin in self._origins)
+        return ANY in self._origins or origin in self._origins
 
     def check(self, request: web.Request) -> None:
         """Raise ApiError 403 if a page of another origin asks, which is not allowed."""

@@ -20,11 +20,16 @@ from services.router.middleware import REQUEST_ID
 class RequestSpan:
     """Spans a request from its arrival to its answer, within the client's trace if it has one."""
 
-    __slots__ = ("_log", "_operation", "_outcome", "_span", "_started_at_s")
+    __slots__ = (
+        *("_operation", "_outcome", "_request_id", "_span"),
+        *("_first_token_at_s", "_started_at_s"),
+    )
 
     def __init__(self, operation: str, request: web.Request) -> None:
         self._operation = operation
         self._started_at_s = time.monotonic()
+        self._first_token_at_s = 0.0
+        self._request_id = request[REQUEST_ID]
         self._outcome: dict[str, Any] = {}
         context = trace.context_from(request.headers.get("traceparent", ""))
         self._span: Span = trace.tracer().start_span(
@@ -36,10 +41,9 @@ class RequestSpan:
                 "gen_ai.provider.name": "slipstream",
                 "http.request.method": request.method,
                 "http.route": request.path,
-                trace.REQUEST_ID: request[REQUEST_ID],
+                trace.REQUEST_ID: self._request_id,
             },
         )
-        self._log = log.for_request(request[REQUEST_ID], self.traceparent)
 
     @property
     def traceparent(self) -> str:
@@ -72,9 +76,8 @@ class RequestSpan:
             self._span.set_attribute("gen_ai.request.stop_sequences", request.stream.stop)
 
     def set_first_token(self) -> None:
-        """Set the time to the first token of a stream."""
-        elapsed_s = time.monotonic() - self._started_at_s
-        self._span.set_attribute(trace.TIME_TO_FIRST_TOKEN, elapsed_s)
+        """Note that a stream has its first token; the attribute is set when that is sent."""
+        self._first_token_at_s = time.monotonic()
 
     def set_response(
         self, usage: Usage, reasons: Sequence[str], failure: Failure | None = None
@@ -106,6 +109,9 @@ class RequestSpan:
         _: TracebackType | None,
     ) -> None:
         seconds = round(time.monotonic() - self._started_at_s, 4)
+        if self._first_token_at_s:
+            elapsed_s = self._first_token_at_s - self._started_at_s
+            self._span.set_attribute(trace.TIME_TO_FIRST_TOKEN, elapsed_s)
         if isinstance(error, ApiError):
             self._failed(error.failure)
             self._span.set_attribute("http.response.status_code", error.failure.status)
@@ -115,7 +121,8 @@ class RequestSpan:
             self._span.set_status(Status(StatusCode.ERROR, kind.__name__))
         self._span.end()
         # A full server refuses requests in floods: only failures of its own are warnings.
-        say = self._log.warning if self._outcome.get("status") == 500 else self._log.debug
+        logger = log.for_request(self._request_id, self.traceparent)
+        say = logger.warning if self._outcome.get("status") == 500 else logger.debug
         say("request ended", operation=self._operation, seconds=seconds, **self._outcome)
 
     def _failed(self, failure: Failure) -> None:
