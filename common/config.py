@@ -135,7 +135,7 @@ SHARED_SETTINGS: Mapping[str, type[Settings]] = {
     "links": LinkSettings,
     "telemetry": TelemetrySettings,
 }
-TABLES = (*SHARED_SETTINGS, *SERVICE_TABLES)
+TABLES = (*SHARED_SETTINGS, *SERVICE_TABLES, "ray")
 S = TypeVar("S", bound=Settings)
 
 

@@ -28,6 +28,7 @@ from common.config import (
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.detokenizer.config import DetokenizerSettings
+from services.launcher.ray_config import RaySettings
 from services.launcher.replicas import MAX_PROCESSES
 from services.router.config import RouterSettings
 from services.tokenizer.config import TokenizerSettings
@@ -39,6 +40,7 @@ SETTINGS: Mapping[str, type[Settings]] = {
     "tokenizer": TokenizerSettings,
     "compute": ComputeSettings,
     "detokenizer": DetokenizerSettings,
+    "ray": RaySettings,
 }
 DEFAULT_GRACE_S = 30.0
 MIN_CPUS = 8  # with fewer, a core is worth more to the other services
@@ -69,6 +71,7 @@ class Plan:
     model: ModelSettings
     telemetry: TelemetrySettings
     renamed: Sequence[RenamedSetting] = ()
+    ray: RaySettings = RaySettings.model_validate({})
 
     def value(self, table: str, field: str) -> str:
         default = SETTINGS[table].model_fields[field].default
@@ -97,6 +100,7 @@ def make_plan(config: str | None, env: Mapping[str, str], options: Tables, count
         written.validated(ModelSettings, "model"),
         written.validated(TelemetrySettings, "telemetry"),
         written.renamed,
+        written.validated(RaySettings, "ray"),
     )
     written.check()
     return plan
