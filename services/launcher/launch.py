@@ -53,7 +53,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     with contextlib.ExitStack() as stack:
         console = stack.enter_context(opened_console(plan))
         out, err, terminal = console.out, console.err, console.terminal
-        front = Front(plan.value("router", "host"), _port(plan))
+        front = Front(plan.value("router", "host"), port_of(plan))
         stack.callback(front.close)
         machine = look(env)
         device_of(plan, machine)
@@ -149,7 +149,7 @@ def _program() -> str:
     return sys.argv[0] if is_named and not shutil.which("slipstream") else "slipstream"
 
 
-def _port(plan: Plan) -> int:
+def port_of(plan: Plan) -> int:
     text = plan.value("router", "port")
     if not text.isdigit() or int(text) > 65535:
         raise ConfigError(f"[router] port: should be a number from 0 to 65535 (it is {text})")

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from common.config import DEMO_MODEL, ModelSettings, resolved_model
 from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED, ConfigError
 from common.run_dir import private_run_dir
 from services.launcher.control import CONTROL_SOCKET, serve_control
-from services.launcher.launch import banner, has_api_keys, opened_console
+from services.launcher.launch import banner, has_api_keys, opened_console, port_of
 from services.launcher.on_ray.places import Needs, needs_of
 from services.launcher.plan import Plan
 from services.launcher.supervisor import SAY_WAITING_S
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
     from services.launcher.on_ray.service_process import Report
 
 LOOK_S = 0.2
+CONNECT_S = 5.0
 
 
 def launch_on_ray(plan: Plan) -> int:
     """Serve until a signal; returns the exit status. Raises ConfigError."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("--on ray: Ray is not installed here; pip install 'slipstream[ray]'")
+    port_of(plan)  # or the complaint about it
+    check_address(plan.ray.address)
     import ray
 
     with opened_console(plan) as console:
@@ -47,8 +51,9 @@ def launch_on_ray(plan: Plan) -> int:
         try:
             ray.init(address=address, namespace=namespace, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            where = f"at {address}" if address else "here"
-            raise ConfigError(f"--on ray: there is no Ray cluster {where}: {error}") from error
+            raise ConfigError(
+                f"--on ray: no Ray cluster{f' at {address}' if address else ''}: {error}"
+            ) from error
         try:
             needs = needs_of(plan, has_gpus=ray.cluster_resources().get("GPU", 0) > 0)
 
@@ -63,6 +68,20 @@ def launch_on_ray(plan: Plan) -> int:
         if complaint:
             console.err.write(f"slipstream serve: {complaint}\n")
         return status
+
+
+def check_address(address: str) -> None:
+    """Raise ConfigError if nothing answers where a cluster should be: Ray would ask for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():  # Ray knows other names, such as `auto`
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--address {address}: nothing answers there ({error}); `ray status` on a node of the "
+            "cluster says whether it runs, and `ray start --head` starts one"
+        ) from error
 
 
 def model_for_nodes(model: ModelSettings) -> ModelSettings:
