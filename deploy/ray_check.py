@@ -64,11 +64,12 @@ class Load:
 
     async def _stream(self, session: aiohttp.ClientSession, number: int) -> None:
         while not self.stopping:
+            number += 1
             url = self.urls[number % len(self.urls)]
             try:
                 await self._request(session, url)
             except aiohttp.ClientConnectorError:
-                number += 1  # nobody listens there any more: as a balancer, try the next one
+                continue  # nobody listens there (any more): as a balancer, try the next one
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 self.errors.append(f"{url}: {type(error).__name__}: {error}")
                 await asyncio.sleep(0.2)
