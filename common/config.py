@@ -97,11 +97,18 @@ class LinkSettings(Settings):
         "towards a router)",
     )
     routers: tuple[str, ...] = Field(
-        (), description="inboxes of the routers; host names are resolved every second"
+        (),
+        description="inboxes of the routers; host names are resolved every second, and "
+        "file:///PATH, which holds one inbox a line, is read again as often",
     )
     run_dir: str = Field(
         "",
         description="where inboxes and beacons are (default: a private folder for this run)",
+    )
+    local_dir: str = Field(
+        "",
+        description="a folder that the services of one host share: links over tcp between those "
+        "take a shortcut through it, as ipc (default: none do)",
     )
     max_message_bytes: int = Field(64 << 20, description="size of one message")
     curve_dir: str = Field("", description="keys for links over tcp, made by slipstream keys")
@@ -128,7 +135,7 @@ SHARED_SETTINGS: Mapping[str, type[Settings]] = {
     "links": LinkSettings,
     "telemetry": TelemetrySettings,
 }
-TABLES = (*SHARED_SETTINGS, *SERVICE_TABLES)
+TABLES = (*SHARED_SETTINGS, *SERVICE_TABLES, "ray")
 S = TypeVar("S", bound=Settings)
 
 

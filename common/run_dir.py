@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -44,6 +45,26 @@ def private_run_dir(path: str = "") -> Iterator[str]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        os.close(owner)
+
+
+@contextlib.contextmanager
+def shared_run_dir(key: str) -> Iterator[str]:
+    """Yield the folder that this user's processes with the same key have in common on this host.
+
+    The last of them removes it. Raises ConfigError as `private_run_dir` does.
+    """
+    name = hashlib.sha256(key.encode()).hexdigest()[:8]
+    path = os.path.join(_parent(), PREFIX + name)
+    _check(path)
+    owner = os.open(os.path.join(path, OWNER), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(owner, fcntl.LOCK_SH)
+        yield path
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
         os.close(owner)
 
 

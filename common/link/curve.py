@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,23 @@ class Keys:
         link.setsockopt(zmq.CURVE_SECRETKEY, self.client_secret)
 
 
-def create_keys(folder: str | Path) -> list[Path]:
-    """Make the keys of a new deployment and return the files; ConfigError if some are there.
+def new_keys() -> dict[str, bytes]:
+    """Make the keys of a new deployment in memory, by the names of their files."""
+    keys = {}
+    for name in (_SERVER, *SERVICES):
+        keys[f"{name}.public"], keys[f"{name}.secret"] = zmq.curve_keypair()
+    return keys
+
+
+def keys_for(service: str, keys: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Choose what a host needs on which only this service runs."""
+    own = (f"{_SERVER}.secret", f"{service}.secret")
+    return {name: key for name, key in keys.items() if name.endswith(".public") or name in own}
+
+
+def create_keys(folder: str | Path, keys: Mapping[str, bytes] | None = None) -> list[Path]:
+    """Write keys, by default those of a new deployment, and return the files; ConfigError if some
+    are there.
 
     The folder gets mode 0700 and every file 0600. A host needs the server's pair, the public
     keys of all services and the secret ones of the services that run there.
@@ -60,14 +76,12 @@ def create_keys(folder: str | Path) -> list[Path]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
-        for name in (_SERVER, *SERVICES):
-            public, secret = zmq.curve_keypair()
-            for suffix, key in (("public", public), ("secret", secret)):
-                path = folder / f"{name}.{suffix}"
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(key + b"\n")
-                paths.append(path)
+        for name, key in (new_keys() if keys is None else keys).items():
+            path = folder / name
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(key + b"\n")
+            paths.append(path)
     except FileExistsError as error:
         raise ConfigError(
             f"{error.filename} is there already; new keys would lock out every running service. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -19,7 +20,7 @@ from common.errors import ConfigError, InboxTaken, MalformedMessage
 from common.link import resolve
 from common.link.codec import Codec, Envelope
 from common.link.curve import Keys
-from common.messages.address import Address
+from common.messages.address import Address, new_instance_id
 from common.messages.control import OtherProtocol, RouterAlive, WorkerAlive
 from common.run_dir import LOCK_SUFFIX, private_run_dir
 
@@ -39,14 +40,18 @@ _PROTOCOL_LOG_INTERVAL_S = 60.0  # it knocks every two seconds for as long as it
 
 @dataclass(frozen=True, slots=True)
 class BoundInbox:
-    """A bound PULL socket, the endpoint that peers use, and the lock on an ipc path."""
+    """A bound PULL socket, the endpoint that peers use, the lock on an ipc path, the shortcut."""
 
     socket: zmq.Socket[bytes]
     endpoint: str
-    lock: int | None
+    lock: int | None = None
+    shortcut: str = ""  # a second path to a tcp inbox, for its own host
 
     def close(self) -> None:
         self.socket.close(0)
+        if self.shortcut:
+            with contextlib.suppress(OSError):
+                os.unlink(self.shortcut)
         if self.lock is not None:
             os.close(self.lock)
 
@@ -56,9 +61,11 @@ def bind_inbox(
 ) -> BoundInbox:
     """Bind the inbox for the messages of a union; ConfigError, or InboxTaken by another process."""
     endpoint = expand(settings.bind, settings.run_dir, name)
-    inbox = _inbox_socket(context, settings, union, keys)
+    inbox = _inbox_socket(context, settings, union)
     try:
         if endpoint.startswith("ipc://"):
+            if keys is not None:
+                keys.protect_inbox(inbox)
             return _bind_ipc(inbox, endpoint, settings)
         return _bind_tcp(inbox, endpoint, settings, keys)
     except BaseException:
@@ -81,6 +88,8 @@ def check_routers(settings: LinkSettings, keys: Keys | None) -> None:
     """Raise `ConfigError` for a `routers` entry that no message could ever reach."""
     for entry in settings.routers:
         endpoint = expand(entry, settings.run_dir, "router")
+        if endpoint.startswith(resolve.LIST_SCHEME):  # its owner may write it later
+            continue
         try:
             resolve.require_inbox(endpoint)
             place = resolve.tcp_place(endpoint)
@@ -105,7 +114,7 @@ def require_keys(place: resolve.TcpPlace, keys: Keys | None, insecure: bool) -> 
 
 
 def _inbox_socket(
-    context: zmq.Context[Any], settings: LinkSettings, union: Any, keys: Keys | None
+    context: zmq.Context[Any], settings: LinkSettings, union: Any
 ) -> zmq.Socket[bytes]:
     inbox: zmq.Socket[bytes] = context.socket(zmq.PULL)
     merging = any(hasattr(kind, "merged") for kind in get_args(union) or (union,))
@@ -119,8 +128,6 @@ def _inbox_socket(
     inbox.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_S)
     inbox.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_S)
     inbox.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-    if keys is not None:
-        keys.protect_inbox(inbox)
     return inbox
 
 
@@ -164,6 +171,9 @@ def _bind_tcp(
         )
     place = resolve.literal_now(place)
     require_keys(place, keys, settings.insecure)
+    unnamed = _bind_unnamed(inbox, settings.local_dir) if settings.local_dir else ""
+    if keys is not None:
+        keys.protect_inbox(inbox)
     if ":" in place.host:
         inbox.setsockopt(zmq.IPV6, 1)
     try:
@@ -174,7 +184,30 @@ def _bind_tcp(
         raise ConfigError(f"[links] bind: cannot bind {place}: {error}") from error
     bound = resolve.tcp_place(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
     assert bound is not None
-    return BoundInbox(inbox, _advertised(bound, settings), None)
+    endpoint = _advertised(bound, settings)
+    shortcut = shortcut_to(endpoint, settings.local_dir)
+    if unnamed:
+        os.rename(unnamed, shortcut)
+    return BoundInbox(inbox, endpoint, shortcut=shortcut)
+
+
+def _bind_unnamed(inbox: zmq.Socket[bytes], local_dir: str) -> str:
+    """Bind the shortcut to a tcp inbox that is bound next and whose port may not be known yet.
+
+    What libzmq binds before a socket has keys does without them: nobody else enters the folder.
+    """
+    with private_run_dir(local_dir):
+        path = os.path.join(local_dir, f"{new_instance_id()}.sock")
+    try:
+        inbox.bind(f"ipc://{path}")
+    except zmq.ZMQError as error:
+        raise ConfigError(f"[links] local_dir: cannot bind {path}: {error}") from error
+    return path
+
+
+def shortcut_to(endpoint: str, local_dir: str) -> str:
+    """Return the path in `local_dir` of the inbox with this tcp endpoint; empty without one."""
+    return os.path.join(local_dir, f"{endpoint.removeprefix('tcp://')}.sock") if local_dir else ""
 
 
 def _advertised(bound: resolve.TcpPlace, settings: LinkSettings) -> str:

@@ -195,8 +195,13 @@ class Peer:
                 self.socket.send(frames[rest], _LAST if rest == last else _MORE)
 
 
-def connect(context: zmq.Context[Any], to: Address, outbox: Outbox, keys: Keys | None) -> Peer:
-    """Open a link; `to.endpoint` must be literal. Raises `zmq.ZMQError` if libzmq refuses it."""
+def connect(
+    context: zmq.Context[Any], to: Address, outbox: Outbox, keys: Keys | None, shortcut: str = ""
+) -> Peer:
+    """Open a link; `to.endpoint` must be literal. Raises `zmq.ZMQError` if libzmq refuses it.
+
+    It goes by the path of a shortcut, if there is one, and without keys then.
+    """
     link: zmq.Socket[bytes] = context.socket(zmq.PUSH)
     try:
         link.setsockopt(zmq.IMMEDIATE, 1)  # else messages queue for a peer that never answers
@@ -210,9 +215,9 @@ def connect(context: zmq.Context[Any], to: Address, outbox: Outbox, keys: Keys |
         link.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS)
         if "[" in to.endpoint:
             link.setsockopt(zmq.IPV6, 1)
-        if keys is not None:
+        if keys is not None and not shortcut:
             keys.protect_link(link)
-        link.connect(to.endpoint)
+        link.connect(f"ipc://{shortcut}" if shortcut else to.endpoint)
     except BaseException:
         link.close(0)
         raise

@@ -11,11 +11,13 @@ import ipaddress
 import math
 import re
 import socket
+from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import ConfigError
 
 RESOLVE_INTERVAL_S = 1.0
+LIST_SCHEME = "file://"  # of a file that lists inboxes
 MAX_IPC_PATH_BYTES = 107  # sun_path less the final zero; libzmq refuses more
 
 
@@ -78,6 +80,13 @@ def require_inbox(endpoint: str) -> None:
         )
 
 
+def _is_inbox(endpoint: str) -> bool:
+    with contextlib.suppress(ConfigError):
+        require_inbox(endpoint)
+        return True
+    return False
+
+
 def literal_now(place: TcpPlace) -> TcpPlace:
     """Resolve a host once, blocking; ConfigError if it has no address. For starting up only."""
     if is_literal(place.host) or is_any(place.host):
@@ -127,6 +136,8 @@ class Resolver:
 
     def endpoints(self, endpoint: str) -> tuple[str, ...]:
         """Return literal endpoints for all addresses of a name, as far as known; ConfigError."""
+        if endpoint.startswith(LIST_SCHEME):
+            return tuple(each for name in self._listed(endpoint) for each in self.endpoints(name))
         require_inbox(endpoint)
         place = tcp_place(endpoint)
         if place is None or is_literal(place.host):
@@ -137,6 +148,16 @@ class Resolver:
             self._asked_s[endpoint] = loop.time()
             self._tasks[endpoint] = loop.create_task(self._look_up(endpoint, place))
         return self._endpoints.get(endpoint, ())
+
+    def _listed(self, file: str) -> tuple[str, ...]:
+        """Return the inboxes that a file lists; what it held before while it cannot be read."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._asked_s.get(file, -math.inf) >= self._interval_s:
+            self._asked_s[file] = now_s
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                lines = Path(file.removeprefix(LIST_SCHEME)).read_text().split()
+                self._endpoints[file] = tuple(line for line in lines if _is_inbox(line))
+        return self._endpoints.get(file, ())
 
     def close(self) -> None:
         for task in self._tasks.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 import weakref
 from dataclasses import replace
@@ -192,10 +193,13 @@ class ZmqTransport:
             place = tcp_place(to.endpoint)
             if not sendable(to.endpoint):
                 raise ConfigError(f"{to.endpoint!r:.80} is no address to connect to")
+            shortcut = ""
             if place is not None:
                 inbox.require_keys(place, self._keys, self._settings.insecure)
+                shortcut = inbox.shortcut_to(to.endpoint, self._settings.local_dir)
             outbox = Outbox(self._settings.max_message_bytes)
-            peer = connect(self._context, to, outbox, self._keys)
+            shortcut = shortcut if os.path.exists(shortcut) else ""
+            peer = connect(self._context, to, outbox, self._keys, shortcut)
         except (ConfigError, zmq.ZMQError) as error:
             self._log.warning("no link", peer=to.endpoint[:120], error=str(error))
             self._stats.num_dropped += 1

@@ -101,6 +101,9 @@ def _add_general(parser: Parser) -> None:
     )
     add_setting(group, "router.api_keys", "--api-key", **keys, help=about)
     group.add_argument("--config", metavar="FILE", help="settings as TOML")
+    about = "what starts the processes and supervises them (default: this command, on this host)"
+    group.add_argument("--on", choices=("ray",), help=about)
+    add_setting(group, "ray.address", metavar="HOST:PORT")
     levels = ("debug", "info", "warning", "error")
     add_setting(group, "telemetry.log_level", choices=levels, help="(default: info)")
     add_setting(group, "telemetry.traces", metavar="TARGET")
@@ -198,9 +201,11 @@ def tables_of(options: argparse.Namespace) -> tuple[Tables, Counts]:
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     from common.errors import ConfigError, ModelError
     from services.launcher.launch import launch
+    from services.launcher.on_ray.launch import launch_on_ray
 
     try:
-        return launch(make_plan(options.config, env, *tables_of(options), options.autoscale), env)
+        plan = make_plan(options.config, env, *tables_of(options), options.autoscale)
+        return launch_on_ray(plan) if options.on == "ray" else launch(plan, env)
     except (ConfigError, ModelError) as error:
         sys.stderr.write(f"slipstream serve: {error}\n")
         return 2

@@ -41,6 +41,11 @@ class Child:
         """Whether there is a process that has not been reaped."""
         return self._process is not None
 
+    @property
+    def pid(self) -> int:
+        """The id of that process, 0 without one."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self) -> int:
         """Start the process; returns the reading end of its output."""
         read_fd, write_fd = os.pipe()

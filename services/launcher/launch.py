@@ -51,20 +51,10 @@ QUESTION = "What is the capital of France?"
 
 def launch(plan: Plan, env: Mapping[str, str]) -> int:
     """Serve until a signal; returns the exit status. Raises ConfigError or ModelError."""
-    log_format = plan.telemetry.log_format
-    if log_format == "auto":
-        log_format = "console" if sys.stderr.isatty() else "json"
-    width = max(len(name) for service in SERVICE_TABLES for name in plan.counts.names(service))
-    out = LineWriter(STDOUT)
-    err = LineWriter(STDERR, log.warn_of_dropped)
-    terminal = Terminal(err, log_format == "console", width)
-    telemetry = plan.telemetry.model_copy(update={"log_format": log_format})
-    log.configure("launcher", "launcher", telemetry, terminal)
-    log.warn_of_renamed(plan.renamed)
     with contextlib.ExitStack() as stack:
-        stack.callback(out.close, LAST_LINES_S)
-        stack.callback(err.close, LAST_LINES_S)
-        front = Front(plan.value("router", "host"), _port(plan))
+        console = stack.enter_context(opened_console(plan))
+        out, err, terminal = console.out, console.err, console.terminal
+        front = Front(plan.value("router", "host"), port_of(plan))
         stack.callback(front.close)
         machine = look(env)
         device_of(plan, machine)
@@ -74,8 +64,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             structlog.get_logger().info("removed the folder of a killed run", path=abandoned)
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
-        tables = tables_of_run(plan, model, run_dir, log_format)
-        _write_settings(config, toml_text(tables))
+        tables = tables_of_run(plan, model, run_dir, console.log_format)
+        write_settings(config, toml_text(tables))
         read_fd, write_fd = os.pipe()  # the services notice when its writing end closes
         stack.callback(os.close, read_fd)
         stack.callback(os.close, write_fd)
@@ -90,8 +80,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 
         def announce(seconds: float) -> None:
             terminal.clear()
-            key = bool(plan.value("router", "api_keys").strip("[]()"))
-            out.write(banner(front.url, model.served_name[0], seconds, key))
+            out.write(banner(front.url, model.served_name[0], seconds, has_api_keys(plan)))
 
         async def supervise() -> int:
             starter_fd = inherited_fd(env, LAUNCHER_FD_VARIABLE)
@@ -122,6 +111,35 @@ async def _scalable(scaler: Autoscaler, run_dir: str) -> AsyncIterator[None]:
             task.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class Console:
+    """Where a launch writes, and in which format logs go to the terminal."""
+
+    out: LineWriter
+    err: LineWriter
+    terminal: Terminal
+    log_format: str
+
+
+@contextlib.contextmanager
+def opened_console(plan: Plan) -> Iterator[Console]:
+    """Set up this process's log; at the end wait for the last lines, if somebody reads them."""
+    log_format = plan.telemetry.log_format
+    if log_format == "auto":
+        log_format = "console" if sys.stderr.isatty() else "json"
+    width = max(len(name) for service in SERVICE_TABLES for name in plan.counts.names(service))
+    out, err = LineWriter(STDOUT), LineWriter(STDERR, log.warn_of_dropped)
+    try:
+        terminal = Terminal(err, log_format == "console", width)
+        telemetry = plan.telemetry.model_copy(update={"log_format": log_format})
+        log.configure("launcher", "launcher", telemetry, terminal)
+        log.warn_of_renamed(plan.renamed)
+        yield Console(out, err, terminal, log_format)
+    finally:
+        err.close(LAST_LINES_S)
+        out.close(LAST_LINES_S)
+
+
 def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
@@ -136,20 +154,24 @@ def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
     )
 
 
+def has_api_keys(plan: Plan) -> bool:
+    return bool(plan.value("router", "api_keys").strip("[]()"))
+
+
 def _program() -> str:
     """`slipstream`, or its path where the shell finds no such command, as after `make serve`."""
     is_named = os.path.basename(sys.argv[0]) == "slipstream"
     return sys.argv[0] if is_named and not shutil.which("slipstream") else "slipstream"
 
 
-def _port(plan: Plan) -> int:
+def port_of(plan: Plan) -> int:
     text = plan.value("router", "port")
     if not text.isdigit() or int(text) > 65535:
         raise ConfigError(f"[router] port: should be a number from 0 to 65535 (it is {text})")
     return int(text)
 
 
-def _write_settings(path: str, text: str) -> None:
+def write_settings(path: str, text: str) -> None:
     """Write them for this user alone, since they may hold API keys; ConfigError if they cannot."""
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -30,6 +30,7 @@ from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.detokenizer.config import DetokenizerSettings
 from services.launcher.autoscale import CountRange
+from services.launcher.ray_config import RaySettings
 from services.launcher.replicas import MAX_PROCESSES
 from services.router.config import RouterSettings
 from services.tokenizer.config import TokenizerSettings
@@ -41,6 +42,7 @@ SETTINGS: Mapping[str, type[Settings]] = {
     "tokenizer": TokenizerSettings,
     "compute": ComputeSettings,
     "detokenizer": DetokenizerSettings,
+    "ray": RaySettings,
 }
 DEFAULT_GRACE_S = 30.0
 IDLE_S = 600.0  # until a compute ends of which none need run
@@ -73,6 +75,7 @@ class Plan:
     telemetry: TelemetrySettings
     autoscale: Mapping[str, CountRange] = field(default_factory=dict)
     renamed: Sequence[RenamedSetting] = ()
+    ray: RaySettings = RaySettings.model_validate({})
 
     def value(self, table: str, field: str) -> str:
         default = SETTINGS[table].model_fields[field].default
@@ -120,6 +123,7 @@ def make_plan(
         written.validated(TelemetrySettings, "telemetry"),
         autoscale,
         written.renamed,
+        written.validated(RaySettings, "ray"),
     )
     written.check()
     return plan

@@ -111,6 +111,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         "common/run_dir.py",  # where the session's run-time folder is
         "common/service.py",
         "services/cli.py",
+        "services/launcher/on_ray/service_process.py",  # what its node passes on to services
         "services/compute/runner/registry.py",  # CC, which Triton reads
     }
 

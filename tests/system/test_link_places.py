@@ -249,5 +249,32 @@ def test_with_keys_every_interface_may_be_bound(keys: Path) -> None:
     uvloop.run(main())
 
 
+def test_on_one_host_links_take_the_shortcut_and_others_need_keys(
+    keys: Path, tmp_path: Path
+) -> None:
+    """Other keys get through to who shares the folder: no key is asked for there."""
+    create_keys(tmp_path / "others")
+    near = {"local_dir": str(tmp_path / "local")}
+    own, other = {"curve_dir": str(keys)}, {"curve_dir": str(tmp_path / "others")}
+
+    async def main() -> None:
+        async with (
+            boxes(tcp(**near, **own), "compute-0") as (one,),
+            boxes(tcp(**near, **other), "router-0") as (neighbour,),
+            boxes(tcp(**own), "router-1") as (far,),
+            boxes(tcp(**other), "router-2") as (stranger,),
+        ):
+            stranger.transport.patience_s = 0.5
+            stranger.transport.send(one.transport.address, abort(1))
+            await stranger.until(lambda: bool(stranger.lost))
+            neighbour.transport.send(one.transport.address, abort(2))
+            await one.until(lambda: one.counters == [2])
+            far.transport.send(one.transport.address, abort(3))
+            await one.until(lambda: one.counters == [2, 3])
+        assert os.listdir(tmp_path / "local") == []
+
+    uvloop.run(main())
+
+
 def test_a_service_without_keys_of_its_own_is_refused(keys: Path) -> None:
     assert "no keys for the instance name" in refused(tcp(curve_dir=str(keys)), "gpu-1")

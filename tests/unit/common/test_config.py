@@ -208,6 +208,7 @@ def test_the_shared_settings_are_exactly_these() -> None:
         "advertise",
         "routers",
         "run_dir",
+        "local_dir",
         "max_message_bytes",
         "curve_dir",
         "insecure",

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from services.launcher.launch import _write_settings, banner
+from services.launcher.launch import banner, write_settings
 
 
 def test_the_settings_of_a_run_are_for_its_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "slipstream.toml"
-    _write_settings(str(path), 'api_keys = ["secret"]\n')
+    write_settings(str(path), 'api_keys = ["secret"]\n')
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(ConfigError, match="cannot write .*File exists"):
-        _write_settings(str(path), "")
+        write_settings(str(path), "")
 
 
 def test_the_banner_has_a_command_that_can_be_copied() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,3 +175,15 @@ async def test_literal_endpoints_are_not_asked_for(monkeypatch: pytest.MonkeyPat
 async def test_what_is_no_endpoint_is_a_mistake_in_the_settings() -> None:
     with pytest.raises(ConfigError, match="is no inbox"):
         Resolver().endpoints("router:5000")
+
+
+async def test_a_file_lists_inboxes_and_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "routers"
+    resolver = Resolver(interval_s=0.0)
+    assert resolver.endpoints(f"file://{file}") == ()
+    file.write_text("tcp://10.0.0.1:5000\nno inbox\nipc:///run/a.sock\n")
+    assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.1:5000", "ipc:///run/a.sock")
+    file.write_text("tcp://10.0.0.2:5000\n")
+    assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.2:5000",)
+    file.unlink()
+    assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.2:5000",)
