@@ -17,7 +17,6 @@ from deployment import ROOT, CheckFailed, run, wait_until
 
 FILES = ("compose.yaml", "compose.swarm.yaml")
 SERVICES = ("tokenizer", "compute", "detokenizer", "router")
-IMAGES = (*SERVICES, "proxy")
 NAMESPACE, LINK = "slipstream-swarm", "slip-swarm"
 HERE, THERE = "10.99.71.1", "10.99.71.2"  # this engine's address and the second one's, on the link
 STARTS_WITHIN_S = 60
@@ -199,9 +198,8 @@ def answers(engine: Engine) -> bool:
     return False
 
 
-def copy_images(engines: tuple[Engine, ...], tags: tuple[str, ...]) -> None:
-    """Give the images of these tags to the engines but the first, as there is no registry."""
-    images = [f"slipstream-{name}:{tag}" for name in IMAGES for tag in tags]
+def copy_images(engines: tuple[Engine, ...], images: list[str]) -> None:
+    """Give images to the engines but the first, as there is no registry."""
     for engine in engines[1:]:
         saved = subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE, cwd=ROOT)
         load = ["docker", "--host", engine.host, "load", "--quiet"]

@@ -60,7 +60,8 @@ class SwarmCheck:
 
     def begin(self) -> str:
         """Copy the images, make the secrets, deploy; clients ask at each engine's port."""
-        copy_images(self.stack.engines, (FIRST, NEXT, BROKEN))
+        images = [f"slipstream-{name}:{tag}" for name in SERVICES for tag in (FIRST, NEXT, BROKEN)]
+        copy_images(self.stack.engines, [*images, f"slipstream-proxy:{FIRST}"])
         names = make_secrets(f"slipstream-router:{FIRST}", SECRETS, API_KEY)
         with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as override:
             settings = {"SLIPSTREAM_COMPUTE__SIM_STEP_BASE_S": str(STEP_S)}
@@ -184,7 +185,7 @@ class SwarmCheck:
             self.lanes.require_none()
         places = [f"{address}:{self.port}" for address in addresses]
         num_before = sum(self.lanes.num_answers) if self.lanes is not None else 0
-        self.lanes = Lanes(places, "demo", 2 * len(KINDS), API_KEY)
+        self.lanes = Lanes(places, "demo", len(places) * len(KINDS), API_KEY)
         self.lanes.num_answers[0] += num_before
         self._go_on()
 
