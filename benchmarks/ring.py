@@ -18,7 +18,7 @@ from bisect import bisect
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load import ended, event_times_s, streams
+from benchmarks.load import ended, event_times_s, run, streams
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.report import Report
 from benchmarks.stack import Stack, cpu_s, rss_mib, scratch_folder
@@ -110,16 +110,21 @@ def measure_throughput(
 
 
 def measure_latency(folder: Path, num_tokens: int) -> list[float]:
-    """Return the seconds from the end of a device step to the event with its token.
+    """Return what the ring of a server adds to each token of one stream."""
+    settings = {"compute.sim_step_base_s": LATENCY_STEP_S}
+    with Stack(folder, "--device", "sim", settings=settings) as stack:
+        run_round(stack, 1, num_tokens // 4)
+        return added_s(stack.port, num_tokens)
+
+
+def added_s(port: int, num_tokens: int) -> list[float]:
+    """Return the seconds from the end of a device step to the event with its token, for one stream.
 
     Server and client are on one host, so both read the same monotonic clock. An event belongs to
     the last step that ended before it: a step takes much longer than the ring.
     """
-    settings = {"compute.sim_step_base_s": LATENCY_STEP_S}
-    with Stack(folder, "--device", "sim", settings=settings) as stack:
-        run_round(stack, 1, num_tokens // 4)
-        (reply,) = run_round(stack, 1, num_tokens).outcome.replies
-        timeline = fetch(stack.url, 2 * num_tokens * LATENCY_STEP_S)
+    (reply,) = run(streams(port, (body(num_tokens),), 1)).replies
+    timeline = fetch(f"http://127.0.0.1:{port}", 2 * num_tokens * LATENCY_STEP_S)
     events_s = event_times_s(reply)
     (steps,) = (track for part in timeline.parts for track in part.tracks if track.lane == "device")
     ends_s = steps.ended_s

@@ -112,6 +112,10 @@ class LinkSettings(Settings):
     )
     max_message_bytes: int = Field(64 << 20, description="size of one message")
     curve_dir: str = Field("", description="keys for links over tcp, made by slipstream keys")
+    make_keys: bool = Field(
+        False,
+        description="make the keys in curve_dir if there are none; for services that share it",
+    )
     insecure: bool = Field(
         False,
         description="links over tcp on loopback may do without keys; every user of the host can "

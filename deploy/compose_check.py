@@ -26,6 +26,7 @@ from deployment import (
     environment,
     free_port,
     run,
+    run_steps,
     wait_until,
 )
 from faults import UnderLoad
@@ -278,6 +279,11 @@ def has_begun(file: IO[str]) -> bool:
     return file.seek(0, 2) > 0
 
 
+def state(slipstream: Deployment) -> str:
+    """What to look at after a failure."""
+    return slipstream("ps", "--all") + slipstream("logs", "--no-color", "--tail", "40")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -308,28 +314,11 @@ def main() -> int:
     if options.only_load:
         steps = [*steps[:2], *under_load.steps()]
     try:
-        return run_steps(slipstream, steps)
+        return run_steps(steps, partial(state, slipstream))
     finally:
         under_load.close()
         if not options.keep:
             under_load.slipstream("down", "--volumes", "--timeout", "5")
-
-
-def run_steps(slipstream: Deployment, steps: list[tuple[str, Callable[[], str]]]) -> int:
-    for name, step in steps:
-        began_s = time.monotonic()
-        try:
-            said = step()
-        except (CheckFailed, subprocess.TimeoutExpired, KeyError, ValueError) as failure:
-            print(f"FAILED  {name}: {failure!r}", flush=True)
-            with contextlib.suppress(CheckFailed, subprocess.TimeoutExpired):
-                print(slipstream("ps", "--all"))
-                print(slipstream("logs", "--no-color", "--tail", "40"))
-            return 1
-        seconds = time.monotonic() - began_s
-        print(f"ok      {name.replace('_', ' '):<16}{seconds:7.1f} s  {said}", flush=True)
-    print(f"all {len(steps)} steps passed")
-    return 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,23 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
         if time.monotonic() > deadline_s:
             raise CheckFailed(f"not within {timeout_s:.0f} s: {what}")
         time.sleep(0.1)
+
+
+def run_steps(steps: list[tuple[str, Callable[[], str]]], state: Callable[[], str]) -> int:
+    """Run one after the other and print what each says; the exit status. A failure ends it."""
+    for name, step in steps:
+        began_s = time.monotonic()
+        try:
+            said = step()
+        except (CheckFailed, subprocess.TimeoutExpired, KeyError, ValueError) as failure:
+            print(f"FAILED  {name}: {failure!r}", flush=True)
+            with contextlib.suppress(CheckFailed, subprocess.TimeoutExpired):
+                print(state())
+            return 1
+        seconds = time.monotonic() - began_s
+        print(f"ok      {name.replace('_', ' '):<16}{seconds:7.1f} s  {said}", flush=True)
+    print(f"all {len(steps)} steps passed")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -160,6 +177,18 @@ def _container(raw: dict[str, Any]) -> Container:
             if network["IPAddress"]
         },
     )
+
+
+def leftovers(healths: Iterable[dict[str, Any]]) -> list[str]:
+    """What the tables of all services still hold, as the routers' `/health` says."""
+    found = []
+    for health in healths:
+        keys = ("requests", "attempts", "queries")
+        found += [f"{key} {health[key]}" for key in keys if health[key]]
+        for each in health["instances"]:
+            held = {k: each[k] for k in ("open", "num_running", "num_waiting", "kv_usage")}
+            found += [f"{each['service']} {held}"] if any(held.values()) else []
+    return found
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from deployment import ROOT, Container, Deployment, run, wait_until
+from deployment import ROOT, Container, Deployment, leftovers, run, wait_until
 from load import KINDS, Lanes
 
 WORKERS = ("tokenizer", "compute", "detokenizer")
@@ -54,7 +54,7 @@ class UnderLoad:
         for service in SERVICES:
             build_old_image(service)
         self._up(BEFORE)
-        self.lanes = Lanes(self.slipstream.port, "demo", 2 * len(KINDS))
+        self.lanes = Lanes([f"127.0.0.1:{self.slipstream.port}"], "demo", 2 * len(KINDS))
         self._go_on()
         return f"{2 * len(KINDS)} clients ask {REPLICAS} of each service of the release before"
 
@@ -140,7 +140,8 @@ class UnderLoad:
         assert self.lanes is not None
         num_answers, lanes, self.lanes = self.lanes.close(), self.lanes, None
         lanes.require_none()
-        wait_until(lambda: not self._leftovers(), "all tables are empty", 30)
+        healths = lambda: [self.slipstream.health(url) for url in self.slipstream.routers()]  # noqa: E731
+        wait_until(lambda: not leftovers(healths()), "all tables are empty", 30)
         self.slipstream("stop", timeout_s=200)
         return f"{num_answers} answers as before; all tables empty"
 
@@ -213,19 +214,6 @@ class UnderLoad:
     def _has_restarted(self, victim: Container) -> bool:
         now = next(c for c in self.slipstream.containers() if c.name == victim.name)
         return now.restarts > victim.restarts
-
-    def _leftovers(self) -> list[str]:
-        """What the tables of all services still hold."""
-        found = []
-        for url in self.slipstream.routers():
-            health = self.slipstream.health(url)
-            found += [
-                f"{key} {health[key]}" for key in ("requests", "attempts", "queries") if health[key]
-            ]
-            for each in health["instances"]:
-                held = {k: each[k] for k in ("open", "num_running", "num_waiting", "kv_usage")}
-                found += [f"{each['service']} {held}"] if any(held.values()) else []
-        return found
 
 
 def build_old_image(service: str) -> None:

@@ -10,7 +10,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from deployment import CheckFailed, wait_until
@@ -53,12 +53,16 @@ Answer: TypeAlias = dict[str, Any]
 class Lanes:
     """Runs until `close`; whoever looks at `failures` decides what those mean."""
 
-    def __init__(self, port: int, model: str, num_lanes: int) -> None:
+    def __init__(self, places: Sequence[str], model: str, num_lanes: int, key: str = "") -> None:
+        """Ask at these `HOST:PORT`, the lanes in turn."""
         self.failures: list[str] = []
         self.num_answers = [0] * num_lanes
         self.num_cut = 0  # of the requests that may lose their connection: those begun before
         self.may_be_cut_until_s = float("-inf")
-        self._port = port
+        self._places = places
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
         self._model = model
         self._ended = threading.Event()
         self._first = [self._ask(lane) for lane in range(num_lanes)]
@@ -121,9 +125,10 @@ class Lanes:
     def _ask(self, lane: int) -> Answer:
         path, fields = KINDS[lane % len(KINDS)]
         body = {"model": self._model, "seed": lane, **fields}
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        place = self._places[lane // len(KINDS) % len(self._places)]
+        connection = http.client.HTTPConnection(place, timeout=PATIENCE_S)
         try:
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(body), self._headers)
             reply = connection.getresponse()
             text = reply.read().decode()
         finally:

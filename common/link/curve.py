@@ -7,6 +7,7 @@ asks the authenticator about every client; it answers on the actor's own loop, w
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import struct
 from collections.abc import Mapping
@@ -90,6 +91,21 @@ def create_keys(folder: str | Path, keys: Mapping[str, bytes] | None = None) -> 
     except OSError as error:
         raise ConfigError(f"cannot write keys to {folder}: {error}") from error
     return paths
+
+
+def make_missing_keys(folder: str | Path) -> None:
+    """Make keys in a folder that has none; of services that start at once, one makes them."""
+    try:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"[links] curve_dir: cannot open {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not os.listdir(descriptor):
+            create_keys(folder)
+    finally:
+        os.close(descriptor)
 
 
 def load_keys(folder: str | Path, service: str) -> Keys:

@@ -49,6 +49,8 @@ class ZmqTransport:
         self._keys: curve.Keys | None = None
         self._authenticator: curve.Authenticator | None = None
         if settings.curve_dir:
+            if settings.make_keys:
+                curve.make_missing_keys(settings.curve_dir)
             self._keys = curve.load_keys(settings.curve_dir, curve.service_of(name))
         inbox.check_routers(settings, self._keys)
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)

@@ -211,6 +211,7 @@ def test_the_shared_settings_are_exactly_these() -> None:
         "local_dir",
         "max_message_bytes",
         "curve_dir",
+        "make_keys",
         "insecure",
     ]
     assert list(TelemetrySettings.model_fields) == [

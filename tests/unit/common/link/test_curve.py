@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
-from common.link.curve import create_keys, is_open_to_others, load_keys, service_of
+from common.link.curve import (
+    SERVICES,
+    Keys,
+    create_keys,
+    is_open_to_others,
+    load_keys,
+    make_missing_keys,
+    service_of,
+)
 
 
 def test_every_service_gets_a_pair_and_the_deployment_one(tmp_path: Path) -> None:
@@ -43,6 +52,17 @@ def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     create_keys(tmp_path / "keys")
     with pytest.raises(ConfigError, match=r"server\.public is there already"):
         create_keys(tmp_path / "keys")
+
+
+def test_services_that_start_at_once_share_the_keys_that_one_of_them_makes(tmp_path: Path) -> None:
+    def started(service: str) -> Keys:
+        make_missing_keys(tmp_path / "keys")
+        return load_keys(tmp_path / "keys", service)
+
+    with ThreadPoolExecutor(len(SERVICES)) as pool:
+        loaded = list(pool.map(started, SERVICES))
+    assert len({keys.server_secret for keys in loaded}) == 1
+    assert {keys.clients for keys in loaded} == {frozenset(keys.client_public for keys in loaded)}
 
 
 def test_a_missing_key_says_how_to_make_keys(tmp_path: Path) -> None:
