@@ -288,7 +288,7 @@ class StepMachine:
         )
         tables = AttentionTables(
             inputs=self.inputs,
-            decode={span: decode.for_span(span) for span in sizes.layout.spans},
+            decode={span: decode.for_span(span) for span in dict.fromkeys(sizes.layout.spans)},
             prefill=PrefillWork.make(sizes.max_tokens, sizes.max_rows, group, device),
             page_tokens=sizes.page_tokens,
             pdl=pdl,
