@@ -22,7 +22,7 @@ from services.compute.kernels.decode_plan import (
     plan_decode,
 )
 from services.compute.kernels.kv_format import FP8, INT8, LayerPages
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
@@ -83,7 +83,7 @@ class Step:
             extra_programs=EXTRA_PROGRAMS if ON_GPU else EXTRA_ITEMS * shape.kv_heads,
         )
 
-    def attend(self, work: DecodeWork, span: Span = FULL) -> Tensor:
+    def attend(self, work: DecodeWork, span: AttentionSpan = FULL) -> Tensor:
         """The kernel's output, poisoned before; the padding rows must keep the poison."""
         out_THD = torch.full_like(self.q_THD, torch.nan).contiguous()
         call = self.call(self.q_THD, self.layer, out_THD, span)
@@ -92,7 +92,7 @@ class Step:
         assert not work.arrivals_RK.any()
         return out_THD[: len(self.lengths)]
 
-    def expected(self, span: Span = FULL) -> Tensor:
+    def expected(self, span: AttentionSpan = FULL) -> Tensor:
         """The reference's output in float64."""
         q_THD = self.q_THD.double()
         out_THD = torch.full_like(q_THD, torch.nan)
@@ -103,7 +103,9 @@ class Step:
         decode_attention_reference(call, self.inputs, self.bucket)
         return out_THD[: len(self.lengths)]
 
-    def call(self, q_THD: Tensor, layer: LayerPages, out_THD: Tensor, span: Span) -> AttentionCall:
+    def call(
+        self, q_THD: Tensor, layer: LayerPages, out_THD: Tensor, span: AttentionSpan
+    ) -> AttentionCall:
         shape, (kv_pages, kv_scales) = self.shape, layer
         scale = shape.head_dim**-0.5 * (5 if shape.softcap else 1)  # so that it is felt
         sinks_H = shape.sinks_H(q_THD.device)
@@ -112,14 +114,18 @@ class Step:
             q_THD, kv_pages, table, out_THD, scale, span, shape.softcap, kv_scales, sinks_H
         )
 
-    def check(self, out_THD: Tensor, span: Span = FULL) -> None:
+    def check(self, out_THD: Tensor, span: AttentionSpan = FULL) -> None:
         expected = self.expected(span)
         error = (out_THD.double() - expected).norm() / expected.norm()
         assert error < BOUNDS[self.shape.dtype]
 
 
 def make_step(
-    device: torch.device, lengths: list[int], shape: Shape, seed: int = 0, span: Span = FULL
+    device: torch.device,
+    lengths: list[int],
+    shape: Shape,
+    seed: int = 0,
+    span: AttentionSpan = FULL,
 ) -> Step:
     """Rows of these context lengths in scattered pages and slots."""
     random = torch.Generator().manual_seed(seed)
@@ -203,12 +209,12 @@ def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Sha
 @pytest.mark.parametrize(
     ("span", "case"),
     crossed(
-        [*map(Span.window, (1, 5, 64, 70, 1000)), *map(Span.chunk, (5, 32, 100))],
+        [*map(AttentionSpan.window, (1, 5, 64, 70, 1000)), *map(AttentionSpan.chunk, (5, 32, 100))],
         [(MIN_CHUNK, None, False), (16, None, True), (16, FP8, True)],
     ),
 )
 def test_a_span_hides_all_before_it_and_its_pages_are_not_read(
-    device: torch.device, span: Span, case: tuple[int, torch.dtype | None, bool]
+    device: torch.device, span: AttentionSpan, case: tuple[int, torch.dtype | None, bool]
 ) -> None:
     min_chunk, entry, has_sinks = case
     shape = Shape(entry=entry, has_sinks=has_sinks)

@@ -17,7 +17,7 @@ from services.compute.kernels.decode_plan import (
     DecodeWork,
     plan_decode,
 )
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 from tests.cases import num_cases
 
@@ -89,7 +89,7 @@ def size_of(work: DecodeWork) -> int:
     return sizes.pop() if len(sizes) == 1 else 64
 
 
-def limit_of(work: DecodeWork, lengths: list[int], span: Span = FULL) -> int:
+def limit_of(work: DecodeWork, lengths: list[int], span: AttentionSpan = FULL) -> int:
     """Items of a step with these rows; more of them where chunks would be long."""
     few = len(lengths) + work.extra_items
     num_seen = sum(length - span.first_position(length - 1) for length in lengths)
@@ -103,7 +103,7 @@ def is_as_fine_as_it_may_be(size: int, count: Callable[[int], int], limit: int) 
     return not size % 64 and count(size) <= limit and (size == 64 or count(size - finest) > limit)
 
 
-def cut_span(lengths: list[int], size: int, span: Span) -> dict[tuple[int, int], int]:
+def cut_span(lengths: list[int], size: int, span: AttentionSpan) -> dict[tuple[int, int], int]:
     """(row, chunk) -> place, of the chunks that a span reaches."""
     found: dict[tuple[int, int], int] = {}
     for row, length in enumerate(lengths):
@@ -140,10 +140,14 @@ def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
     lengths=LENGTHS,
     spare=st.integers(0, 9),
     size=st.integers(1, 9000),
-    kind=st.sampled_from([Span.window, Span.chunk]),
+    kind=st.sampled_from([AttentionSpan.window, AttentionSpan.chunk]),
 )
 def test_a_plan_of_a_span_has_the_chunks_that_it_reaches(
-    device: torch.device, lengths: list[int], spare: int, size: int, kind: Callable[[int], Span]
+    device: torch.device,
+    lengths: list[int],
+    spare: int,
+    size: int,
+    kind: Callable[[int], AttentionSpan],
 ) -> None:
     span = kind(size)
     work = DecodeWork.make(50, 8, 1, 16, device=device).for_span(span)

@@ -20,7 +20,7 @@ from services.compute.kernels.prefill_plan import (
     plan_prefill,
     plan_prefill_reference,
 )
-from services.compute.kernels.span import Span
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
@@ -43,7 +43,7 @@ class Shape:
     num_kv_heads: int = 2
     page_tokens: int = 16
     dtype: torch.dtype = torch.float32
-    window: int | Span = 0
+    window: int | AttentionSpan = 0
     softcap: float = 0.0
     entry: torch.dtype | None = None
     has_sinks: bool = False
@@ -54,7 +54,7 @@ class Shape:
         return torch.linspace(-2.0, 6.0, num_heads, device=device) if self.has_sinks else None
 
     @property
-    def span(self) -> Span:
+    def span(self) -> AttentionSpan:
         return span_of(self.window)
 
     @property
@@ -253,12 +253,12 @@ def test_quantized_pages_match_float64(
 @pytest.mark.parametrize(
     ("window", "dtype"),
     crossed(
-        [1, 5, 31, 32, 33, 64, 100, 1000, *map(Span.chunk, (5, 32, 48))],
+        [1, 5, 31, 32, 33, 64, 100, 1000, *map(AttentionSpan.chunk, (5, 32, 48))],
         [torch.float32, torch.bfloat16],
     ),
 )
 def test_a_window_or_a_chunk_hides_what_is_older(
-    window: int | Span, dtype: torch.dtype, device: torch.device
+    window: int | AttentionSpan, dtype: torch.dtype, device: torch.device
 ) -> None:
     rows = [(9, 1), (0, 17), (150, 40), (31, 33)]
     check(Step(Shape(window=window, dtype=dtype), rows, 7, num_decode_rows=1), device)

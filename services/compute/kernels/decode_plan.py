@@ -17,7 +17,7 @@ from torch import Tensor
 
 from services.compute.kernels.first_seen import step_begin, window_and_step
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 
 ITEM_WORDS = tl.constexpr(8)
@@ -95,7 +95,7 @@ class DecodeWork:
     one_wave: bool  # chunks are no shorter than these items' equal shares of all positions
     min_chunk: int
     tiling: DecodeTiling | None
-    span: Span = FULL  # of the layers that this is planned for
+    span: AttentionSpan = FULL  # of the layers that this is planned for
 
     @staticmethod
     def make(
@@ -135,7 +135,7 @@ class DecodeWork:
             tiling=tiling,
         )
 
-    def for_span(self, span: Span) -> DecodeWork:
+    def for_span(self, span: AttentionSpan) -> DecodeWork:
         """With a plan of its own for layers that see these positions."""
         if span == self.span:
             return self

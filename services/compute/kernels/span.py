@@ -11,7 +11,7 @@ WITHOUT_END = 1 << 40  # positions
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AttentionSpan:
     """From the last multiple of `step` up to a query's position on, and `back` more before that.
 
     A window counts back from every position, a chunk begins at every so many-th, and what has no
@@ -22,14 +22,14 @@ class Span:
     back: int = 0
 
     @staticmethod
-    def window(size: int) -> Span:
+    def window(size: int) -> AttentionSpan:
         """The last so many positions, the query's own included; 0: all."""
-        return Span(1, size - 1) if size else FULL
+        return AttentionSpan(1, size - 1) if size else FULL
 
     @staticmethod
-    def chunk(size: int) -> Span:
+    def chunk(size: int) -> AttentionSpan:
         """Those in the query's chunk of so many (Llama 4)."""
-        return Span(size)
+        return AttentionSpan(size)
 
     @property
     def is_full(self) -> bool:
@@ -47,4 +47,4 @@ class Span:
         return first * (first > 0)  # type: ignore[no-any-return]
 
 
-FULL = Span()
+FULL = AttentionSpan()

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.prefix_tree import Node, PrefixTree
 
 KINDS = ("full", "window", "mla")
@@ -29,7 +29,7 @@ class KVGroup:
     num_layers: int
     page_tokens: int
     page_bytes: int
-    span: Span = FULL  # what a query sees
+    span: AttentionSpan = FULL  # what a query sees
 
 
 class PagePool:
@@ -154,7 +154,9 @@ class PageKind:
     that query's own: there the prefix tree goes on.
     """
 
-    def __init__(self, memory: KVMemory, number: int, groups: Sequence[int], span: Span) -> None:
+    def __init__(
+        self, memory: KVMemory, number: int, groups: Sequence[int], span: AttentionSpan
+    ) -> None:
         page_tokens = memory.page_tokens
         self.memory = memory
         self.number = number
@@ -205,7 +207,7 @@ class KVMemory:
         self.device = PagePool(num_pages)
         self.host = PagePool(num_host_pages)
         self.now = 0  # counts releases: pages of several kinds are evicted in one order
-        members: dict[Span, list[int]] = defaultdict(list)
+        members: dict[AttentionSpan, list[int]] = defaultdict(list)
         for number, group in enumerate(groups):
             members[group.span].append(number)
         # The kind that sees all positions comes first: it says best how long a hit can be.

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import Gathered, Int64Array, PageLayers
 from services.compute.layers.paged_cache import PagedCache
 
@@ -60,7 +60,7 @@ class PrefillRow:
 class AttentionWork:
     """What one cache group's layers do in a step: where keys and values go, and the rows."""
 
-    span: Span
+    span: AttentionSpan
     positions_T: Tensor
     pages_T: Int64Array  # where keys and values go
     offsets_T: Int64Array  # in these
@@ -75,7 +75,7 @@ def plan_attention(
     tables: Int64Array,
     num_decode_rows: int,
     geometry: Geometry,
-    span: Span = FULL,
+    span: AttentionSpan = FULL,
 ) -> AttentionWork:
     """Work for rows at q_start [R] with q_len [R] queries and page tables [R, pages].
 
@@ -328,7 +328,7 @@ class EagerAttention:
         rows = slice(first, first + num_rows) if consecutive else torch.from_numpy(group.rows)
         return _Decode(rows, index, mask_B11L)
 
-    def _blocks(self, row: PrefillRow, span: Span) -> tuple[_Block, ...]:
+    def _blocks(self, row: PrefillRow, span: AttentionSpan) -> tuple[_Block, ...]:
         blocks = []
         scores_per_query = self._form.kv_heads * row.pages_1n.shape[1] * self._form.page_tokens
         step = min(QUERY_BLOCK, max(16, BLOCK_SCORES // scores_per_query))

@@ -19,7 +19,7 @@ from services.compute.kernels.latent_chunks import (
 )
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.span import Span
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 
@@ -51,7 +51,7 @@ class AttentionTables:
     """What all variants read, and the work lists that they write for themselves."""
 
     inputs: StepInputs
-    decode: Mapping[Span, DecodeWork]
+    decode: Mapping[AttentionSpan, DecodeWork]
     prefill: PrefillWork
     page_tokens: int
     pdl: bool  # dependent launch: begin while the kernel before ends

@@ -20,7 +20,7 @@ from services.compute.kernels.kv_format import (
     quantize,
     quantize_latents,
 )
-from services.compute.kernels.span import Span
+from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.paged_cache import PagedCache
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -272,7 +272,7 @@ _KINDS: Mapping[tuple[bool, bool], Callable[[LayerFormat, Tensor, int], PageLaye
 def layers_of(cache: PagedCache) -> tuple[PageLayers, ...]:
     """The layers of a cache's groups."""
 
-    def of_span(span: Span) -> PageLayers:
+    def of_span(span: AttentionSpan) -> PageLayers:
         form, count = cache.formats[span], cache.layout.layers_per_group[span]
         return _KINDS[form.is_quantized, form.latent_dim > 0](form, cache.device_pages, count)
 

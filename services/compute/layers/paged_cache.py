@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.kv_format import LayerFormat, LayerPages
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.transfer import Direction, PagePairs
 
 
@@ -35,12 +35,14 @@ class CacheLayout:
     """
 
     page_bytes: int
-    spans: tuple[Span, ...]  # of each group
+    spans: tuple[AttentionSpan, ...]  # of each group
     places: tuple[Place, ...]  # of each layer
-    layers_per_group: Mapping[Span, int]
+    layers_per_group: Mapping[AttentionSpan, int]
 
     @staticmethod
-    def of(spans: Sequence[Span], layer_bytes: Mapping[Span, int] | None = None) -> CacheLayout:
+    def of(
+        spans: Sequence[AttentionSpan], layer_bytes: Mapping[AttentionSpan, int] | None = None
+    ) -> CacheLayout:
         """The layout of layers that see these spans, and take so many bytes each.
 
         Their number in a group is a choice between places that stay empty (the last group of a kind
@@ -52,7 +54,7 @@ class CacheLayout:
         layer_bytes = layer_bytes or dict.fromkeys(kinds, 1)
         widest = max(layer_bytes[span] for span in kinds)
 
-        def fitting(size: int, span: Span) -> int:
+        def fitting(size: int, span: AttentionSpan) -> int:
             return size * widest // layer_bytes[span]
 
         def cost(size: int) -> tuple[int, int]:
@@ -62,8 +64,8 @@ class CacheLayout:
 
         size = min(range(1, max(kinds.values()) + 1), key=cost)
         per_group = {span: fitting(size, span) for span in kinds}
-        groups: list[Span] = []
-        at: dict[Span, Place] = {}  # the last place taken by each kind
+        groups: list[AttentionSpan] = []
+        at: dict[AttentionSpan, Place] = {}  # the last place taken by each kind
         places = []
         for span in spans:
             last = at.get(span)
@@ -88,7 +90,7 @@ class PagedCache:
     def __init__(
         self,
         layout: CacheLayout,
-        formats: Mapping[Span, LayerFormat],
+        formats: Mapping[AttentionSpan, LayerFormat],
         num_pages: tuple[int, int],
         device: torch.device,
     ) -> None:

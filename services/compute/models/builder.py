@@ -15,7 +15,7 @@ from torch import Tensor
 from common.decoder_shape import DecoderShape
 from common.expert_shape import ExpertShape
 from services.compute.kernels.routing import Routing
-from services.compute.kernels.span import Span
+from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.parts import (
     MLP,
     Activation,
@@ -75,7 +75,7 @@ class Builder(Generic[L]):
         self,
         shape: DecoderShape,
         raw: Mapping[str, Any],
-        spans: tuple[Span, ...],
+        spans: tuple[AttentionSpan, ...],
         weights: WeightSource,
         make_linear: LinearMaker[L],
     ) -> None:
@@ -101,7 +101,7 @@ class Builder(Generic[L]):
         return self.shape.experts
 
     @property
-    def span(self) -> Span:
+    def span(self) -> AttentionSpan:
         """Which positions the queries of the layer that is being made see."""
         return self._spans[len(self._mixers)]
 

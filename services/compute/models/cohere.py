@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.kernels.span import Span
+from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.parts import Layer, ParallelLayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
@@ -26,7 +26,7 @@ class CohereConfig(FamilyConfig):
     def rope(self) -> RopeDefaults:
         return RopeDefaults(theta=500_000.0, interleaved=True)
 
-    def rotates(self, span: Span) -> bool:
+    def rotates(self, span: AttentionSpan) -> bool:
         return True
 
 
@@ -41,7 +41,7 @@ class Cohere2Config(WindowedConfig, CohereConfig):
     def rope(self) -> RopeDefaults:
         return RopeDefaults(interleaved=True)
 
-    def rotates(self, span: Span) -> bool:
+    def rotates(self, span: AttentionSpan) -> bool:
         return not span.is_full
 
 

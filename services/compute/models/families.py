@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from common.decoder_shape import DecoderShape, family_of, language_fields, read_shape
 from common.errors import ModelError
-from services.compute.kernels.span import Span
+from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.rope import read_rope
 from services.compute.layers.weighted_layers import LinearMaker
 from services.compute.models.builder import Builder
@@ -99,7 +99,7 @@ class ModelConfig:
     shape: DecoderShape
     family: Family
     fields: FamilyConfig
-    spans: tuple[Span, ...]  # which positions the queries of each layer see
+    spans: tuple[AttentionSpan, ...]  # which positions the queries of each layer see
 
     def build(
         self, weights: WeightSource, make_linear: LinearMaker[L], needs_head: bool = True

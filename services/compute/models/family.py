@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import ModelError
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.models.builder import Builder
 from services.compute.models.decoder import Decoder
 from services.compute.models.safetensors_files import Stack
@@ -48,7 +48,7 @@ class FamilyConfig(BaseModel):
                 f"config.json: {name} {value!r} is not supported ({first['msg']})."
             ) from None
 
-    def spans(self, num_layers: int) -> tuple[Span, ...]:
+    def spans(self, num_layers: int) -> tuple[AttentionSpan, ...]:
         """Which positions the queries of each layer see."""
         return (FULL,) * num_layers
 
@@ -60,7 +60,7 @@ class LocalConfig(FamilyConfig):
     local_type: ClassVar[str]  # of layer_types
 
     @property
-    def local_span(self) -> Span:
+    def local_span(self) -> AttentionSpan:
         """What these see."""
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class LocalConfig(FamilyConfig):
         """Whether a layer is one of them where config.json has no `layer_types`."""
         return True
 
-    def spans(self, num_layers: int) -> tuple[Span, ...]:
+    def spans(self, num_layers: int) -> tuple[AttentionSpan, ...]:
         local = self.local_span
         if self.layer_types is None:
             return tuple(local if self.is_local(number) else FULL for number in range(num_layers))
@@ -90,11 +90,11 @@ class WindowedConfig(LocalConfig):
     local_type: ClassVar[str] = "sliding_attention"
 
     @property
-    def local_span(self) -> Span:
+    def local_span(self) -> AttentionSpan:
         window = self.sliding_window or 0
         if window < 0:
             raise ModelError(f"config.json: sliding_window must not be negative, as {window} is.")
-        return Span.window(window)
+        return AttentionSpan.window(window)
 
 
 def rotates(layer: int, no_rope_layers: list[int] | None, interval: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt
 
 from services.compute.kernels.routing import Routing
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, LayerPart, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.layers.temperature import Temperature
@@ -52,8 +52,8 @@ class Llama4Config(LocalConfig):
     num_experts_per_tok: Literal[1] = 1
 
     @property
-    def local_span(self) -> Span:
-        return Span.chunk(self.attention_chunk_size) if self.attention_chunk_size else FULL
+    def local_span(self) -> AttentionSpan:
+        return AttentionSpan.chunk(self.attention_chunk_size) if self.attention_chunk_size else FULL
 
     @property
     def temperature(self) -> Temperature | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
@@ -18,7 +18,7 @@ class Qwen2Config(WindowedConfig):
     max_window_layers: int = 28
 
     @property
-    def local_span(self) -> Span:
+    def local_span(self) -> AttentionSpan:
         return super().local_span if self.use_sliding_window else FULL
 
     def is_local(self, layer: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
@@ -22,7 +22,7 @@ class SmolLM3Config(WindowedConfig):
     use_sliding_window: bool = False
 
     @property
-    def local_span(self) -> Span:
+    def local_span(self) -> AttentionSpan:
         return super().local_span if self.use_sliding_window else FULL
 
     def is_local(self, layer: int) -> bool:

@@ -19,7 +19,7 @@ from common.model_folder import Pooling, eos_token_ids, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
 from services.compute.config import ComputeSettings
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVGroup, KVMemory
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.weighted_layers import LinearMaker
@@ -107,7 +107,7 @@ class ModelLoader:
         return self.max_prefill_tokens + self.settings.max_num_seqs
 
     @property
-    def formats(self) -> dict[Span, LayerFormat]:
+    def formats(self) -> dict[AttentionSpan, LayerFormat]:
         """How a layer's keys and values lie in a page, by its span.
 
         Layers that see a part stay as they are, beside those that see all: they hold few positions

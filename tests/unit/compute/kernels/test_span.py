@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 
 POSITIONS = range(9)
 
@@ -15,17 +15,17 @@ POSITIONS = range(9)
     ("span", "first", "size"),
     [
         (FULL, [0] * 9, FULL.size),
-        (Span.window(0), [0] * 9, FULL.size),
-        (Span.window(1), list(POSITIONS), 1),
-        (Span.window(4), [0, 0, 0, 0, 1, 2, 3, 4, 5], 4),
-        (Span.chunk(1), list(POSITIONS), 1),
-        (Span.chunk(4), [0, 0, 0, 0, 4, 4, 4, 4, 8], 4),
-        (Span(4, 2), [0, 0, 0, 0, 2, 2, 2, 2, 6], 6),
+        (AttentionSpan.window(0), [0] * 9, FULL.size),
+        (AttentionSpan.window(1), list(POSITIONS), 1),
+        (AttentionSpan.window(4), [0, 0, 0, 0, 1, 2, 3, 4, 5], 4),
+        (AttentionSpan.chunk(1), list(POSITIONS), 1),
+        (AttentionSpan.chunk(4), [0, 0, 0, 0, 4, 4, 4, 4, 8], 4),
+        (AttentionSpan(4, 2), [0, 0, 0, 0, 2, 2, 2, 2, 6], 6),
     ],
     ids=str,
 )
 def test_a_query_sees_from_the_same_position_on_in_numbers_arrays_and_tensors(
-    span: Span, first: list[int], size: int
+    span: AttentionSpan, first: list[int], size: int
 ) -> None:
     assert [span.first_position(position) for position in POSITIONS] == first
     assert span.first_position(np.arange(9)).tolist() == first

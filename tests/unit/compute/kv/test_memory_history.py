@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from services.compute.kernels.span import Span
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kv.memory import KVMemory, PageKind
 from services.compute.kv.page_table import PageTable, PageTables, Paths, WindowTable, make_table
 from tests.cases import num_cases
@@ -35,7 +35,7 @@ MAX_CHUNK = 8
 # Windows of the groups, or chunks; 0 sees everything.
 MODELS = [
     *((0,), (4,), (3, 3), (0, 5), (0, 3, 3, 3, 3, 3), (7, 0, 2)),
-    *((Span.chunk(6),), (0, Span.chunk(5)), (Span.chunk(3), 0, 2)),
+    *((AttentionSpan.chunk(6),), (0, AttentionSpan.chunk(5)), (AttentionSpan.chunk(3), 0, 2)),
 ]
 
 Content = tuple[int, str, bytes]  # of a full page: its group, and all tokens up to its end

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.page_table import PageTable, PageTables, make_table
 from services.compute.kv.prefix_tree import Node
@@ -55,8 +55,8 @@ def test_groups_of_the_same_window_move_in_lockstep() -> None:
     memory = make_memory((8, 0, 8, 4, 0))
     assert [(kind.span, kind.groups.tolist()) for kind in memory.kinds] == [
         (FULL, [1, 4]),
-        (Span.window(8), [0, 2]),
-        (Span.window(4), [3]),
+        (AttentionSpan.window(8), [0, 2]),
+        (AttentionSpan.window(4), [3]),
     ]
 
 
@@ -77,8 +77,8 @@ def test_latents_are_kept_for_as_long_as_keys_and_values_are() -> None:
     [
         ({"page_tokens": 8}, "page_tokens"),
         ({"page_bytes": 8}, "page_bytes"),
-        ({"span": Span.window(8)}, "'full' has a Span"),
-        ({"kind": "window"}, "'window' has a Span"),
+        ({"span": AttentionSpan.window(8)}, "'full' has a AttentionSpan"),
+        ({"kind": "window"}, "'window' has a AttentionSpan"),
     ],
 )
 def test_groups_that_cannot_share_a_pool_are_refused(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat, quantize
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers import eager_attention
 from services.compute.layers.eager_attention import (
     AttentionWork,
@@ -32,7 +32,7 @@ GEOMETRY = Geometry(PAGE_TOKENS, LAYER_BYTES)
 ENTRIES = (torch.float32, FP8, INT8)
 
 
-def make_cache(spans: Sequence[Span], num_pages: int, entry: torch.dtype) -> PagedCache:
+def make_cache(spans: Sequence[AttentionSpan], num_pages: int, entry: torch.dtype) -> PagedCache:
     """Layers with windows stay float32 beside others without."""
     formats = {
         span: LayerFormat(
@@ -62,7 +62,11 @@ PLAIN = Softmax(0.0, None)
 
 
 def reference(
-    q: Tensor, kv: Sequence[Tensor], q_start: int, span: Span = FULL, softmax: Softmax = PLAIN
+    q: Tensor,
+    kv: Sequence[Tensor],
+    q_start: int,
+    span: AttentionSpan = FULL,
+    softmax: Softmax = PLAIN,
 ) -> Tensor:
     """[Q, H, D] queries at q_start on over [L, K, D] keys and values; q is scaled already."""
     seen = torch.zeros(len(q), len(kv[0]), dtype=torch.bool)
@@ -95,8 +99,8 @@ ROW = st.tuples(st.integers(0, 40), st.integers(1, 12))
             (7, 7, 7),
             (7, 0),
             (0, 7, 7, 1),
-            (Span.chunk(10),),
-            (Span.chunk(7), 0),
+            (AttentionSpan.chunk(10),),
+            (AttentionSpan.chunk(7), 0),
         ]
     ).map(spans_of),
     form=st.sampled_from([(0.0, False), (2.0, False), (0.0, True), (2.0, True)]),
@@ -106,7 +110,7 @@ ROW = st.tuples(st.integers(0, 40), st.integers(1, 12))
 def test_any_mix_of_rows_in_layers_of_any_spans(
     decode: list[int],
     prefill: list[tuple[int, int]],
-    spans: tuple[Span, ...],
+    spans: tuple[AttentionSpan, ...],
     form: tuple[float, bool],
     entry: torch.dtype,
     seed: int,
@@ -223,7 +227,7 @@ def test_query_blocks_do_not_change_the_outcome(monkeypatch: pytest.MonkeyPatch)
     torch.manual_seed(0)
     q, k, v = torch.randn(30, 6, WIDTH), torch.randn(30, 2, WIDTH), torch.randn(30, 2, WIDTH)
     table = np.arange(8)[None, :]
-    for span in spans_of((0, 9, Span.chunk(9))):
+    for span in spans_of((0, 9, AttentionSpan.chunk(9))):
         outs = []
         for block in (128, 7):
             monkeypatch.setattr(eager_attention, "QUERY_BLOCK", block)

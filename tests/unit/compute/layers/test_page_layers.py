@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.compute.kernels.kv_format import FP8, INT8, LARGEST, LayerFormat, dequantize
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import decode, layers_of
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from tests.spans import spans_of
@@ -21,7 +21,7 @@ def make_cache(dtype: torch.dtype, entry: torch.dtype | None) -> PagedCache:
     """Three layers, one of them with a window and never quantized."""
     formats = {
         span: LayerFormat(KV_HEADS, PAGE_TOKENS, WIDTH, dtype, kind or dtype)
-        for span, kind in ((FULL, entry), (Span.window(8), None))
+        for span, kind in ((FULL, entry), (AttentionSpan.window(8), None))
     }
     sizes = {span: form.num_bytes for span, form in formats.items()}
     cache = PagedCache(CacheLayout.of(spans_of([0, 8, 0]), sizes), formats, (8, 0), CPU)

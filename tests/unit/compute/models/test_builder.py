@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.decoder_shape import DecoderShape
 from common.errors import ModelError
-from services.compute.kernels.span import FULL, Span
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import Rope, RopeDefaults, RopeSpec, rotate
 from services.compute.layers.weighted_layers import Linear
@@ -285,7 +285,7 @@ def test_a_builder_knows_the_layer_that_is_being_made(make: Make) -> None:
         builder.mixer(linear, linear, None)
     assert seen == [
         (0, FULL, "full_attention"),
-        (1, Span.window(8), "sliding_attention"),
+        (1, AttentionSpan.window(8), "sliding_attention"),
         (2, FULL, "full_attention"),
     ]
 
