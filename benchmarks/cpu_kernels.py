@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from benchmarks.report import Report
 from services.compute.kernels.kv_format import LayerFormat
+from services.compute.kernels.span import FULL
 from services.compute.layers.cpu_linear import ReorderedLinear, works
 from services.compute.layers.eager_attention import (
     EagerAttention,
@@ -79,8 +80,8 @@ def report_decode(report: Report, dtype: torch.dtype) -> None:
     ):  # fmt: skip
         pages = length // PAGE_TOKENS
         form = LayerFormat(kv_heads, PAGE_TOKENS, HEAD_DIM, dtype, dtype)
-        layout = CacheLayout.of([0], {0: form.num_bytes})
-        cache = PagedCache(layout, {0: form}, (batch * pages, 0), CPU)
+        layout = CacheLayout.of([FULL], {FULL: form.num_bytes})
+        cache = PagedCache(layout, {FULL: form}, (batch * pages, 0), CPU)
         cache.layer_pages(0).entries.normal_()
         tables = np.random.default_rng(1).permutation(batch * pages).reshape(batch, pages)
         geometry = Geometry(PAGE_TOKENS, form.num_bytes)

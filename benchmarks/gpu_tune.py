@@ -140,12 +140,12 @@ class Bench:
         form = LayerFormat(
             model.num_kv_heads, PAGE_TOKENS, model.head_dim, torch.bfloat16, torch.bfloat16
         )
-        formats = {mixer.window: form for mixer in self.decoder.mixers}
+        formats = {mixer.span: form for mixer in self.decoder.mixers}
         self.layout = CacheLayout.of(
-            [mixer.window for mixer in self.decoder.mixers],
+            [mixer.span for mixer in self.decoder.mixers],
             dict.fromkeys(formats, form.num_bytes),
         )
-        num_groups = len(self.layout.windows)
+        num_groups = len(self.layout.spans)
         pages = -(-(CONTEXT + 1) // PAGE_TOKENS)
         num_pages = num_groups * max_rows * pages
         self.cache = PagedCache(self.layout, formats, (num_pages, 0), device)
@@ -216,7 +216,7 @@ class Bench:
             max_rows, shape.num_kv_heads, group, shape.head_dim, device=self.device,
             min_chunk=variant.min_chunk, tiling=variant.tiling,
         )  # fmt: skip
-        plans = {window: work.for_window(window) for window in set(self.layout.windows)}
+        plans = {span: work.for_span(span) for span in set(self.layout.spans)}
         prefill = PrefillWork.make(max_rows, max_rows, group, self.device)
         tables = AttentionTables(inputs, plans, prefill, PAGE_TOKENS, variant.pdl)
         row_pdl, takes_norms = variant.row_pdl, variant.takes_norms

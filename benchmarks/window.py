@@ -69,7 +69,7 @@ def pages_in_use(name: str, num_tokens: int) -> None:
     with scratch_folder() as scratch:
         folder = make_folder(scratch / name, replace(SHAPES[name], **NARROW))
         config = read_config(json.loads((folder / "config.json").read_text()))
-        windows = CacheLayout.of(config.windows).windows
+        spans = CacheLayout.of(config.spans).spans
         ids = [(7 * number) % 3000 + 3 for number in range(num_tokens)]
         body = {"model": name, "prompt": ids, "max_tokens": DECODED, "ignore_eos": True}
         with Stack(folder, *options) as stack:
@@ -81,10 +81,11 @@ def pages_in_use(name: str, num_tokens: int) -> None:
                 counted = json.load(answer)["usage"]
     num_tokens = counted["prompt_tokens"] + counted["completion_tokens"]
     of_group = -(-num_tokens // PAGE_TOKENS)
-    in_use = usage.peak * len(windows) * CACHE_TOKENS / PAGE_TOKENS
+    in_use = usage.peak * len(spans) * CACHE_TOKENS / PAGE_TOKENS
+    num_windows = sum(not span.is_full for span in spans)
     print(
-        f"{name}: {num_tokens} tokens; {len(windows)} cache groups, {sum(map(bool, windows))} of "
-        f"them windows; {in_use:.0f} pages in use, {len(windows) * of_group} without windows"
+        f"{name}: {num_tokens} tokens; {len(spans)} cache groups, {num_windows} of "
+        f"them windows; {in_use:.0f} pages in use, {len(spans) * of_group} without windows"
     )
 
 

@@ -53,8 +53,6 @@ _LLAMA4_DEFAULTS = {
     "intermediate_size_mlp": 16_384,
     "num_shared_expert": 1,
     "num_experts_per_tok": 1,
-    "attention_chunk_size": 8192,
-    "floor_scale": 8192,
 }
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -67,14 +65,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3, dense", head_dim=128),
     "Llama4ForCausalLM": Architecture(
         "llama4_text",
-        "Llama 4, text, up to 8,191 tokens",
+        "Llama 4, text",
         head_dim=128,
         has_experts=True,
         defaults=_LLAMA4_DEFAULTS,
     ),
     "Llama4ForConditionalGeneration": Architecture(
         "llama4",
-        "Llama 4 Scout and Maverick, their text, up to 8,191 tokens",
+        "Llama 4 Scout and Maverick, their text",
         head_dim=128,
         has_experts=True,
         has_images=True,
@@ -346,11 +344,6 @@ def _num_positions(raw: Mapping[str, Any]) -> int:
     """Return how many positions there are: with YaRN as many times the original ones as it says,
     for which models leave max_position_embeddings as it was (Qwen2.5)."""
     positions = _count(raw, "max_position_embeddings", 2048)
-    if raw.get("attention_chunk_size") or raw.get("floor_scale"):
-        # within the first chunk its attention is all, and scores are not yet scaled by position
-        last = positions + 1
-        ends = _count(raw, "attention_chunk_size", last), _count(raw, "floor_scale", last) - 1
-        return min(positions, *ends)
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling")
     if isinstance(scaling, Mapping):  # transformers 5 may have one for each type of layer
         scaling = scaling.get("full_attention") or scaling

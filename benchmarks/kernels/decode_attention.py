@@ -31,6 +31,7 @@ import torch
 from benchmarks.kernels.case import Case
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork, plan_decode
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
@@ -141,7 +142,7 @@ def _case(
         device=device,
         min_chunk=min_chunk,
         tiling=replace(tiling, merge_registers=merge_registers) if merge_registers else None,
-    ).for_window(window)
+    ).for_span(AttentionSpan.window(window))
     plan_decode(inputs, work, PAGE_TOKENS, bucket)
     num_seen = sum(min(length, window or length) for length in lengths)
     launch_bytes = num_seen * 2 * kv_heads * width * 2 + 2 * rows * num_heads * width * 2
@@ -157,7 +158,8 @@ def _case(
         q_THD = qkv[:, : num_heads * width].unflatten(1, (num_heads, width))
         out_THD = torch.empty(bucket, num_heads, width, device=device, dtype=torch.bfloat16)
         attention = AttentionCall(
-            q_THD, kv_pages, resident.page_table[0], out_THD, width**-0.5, window, softcap,
+            q_THD, kv_pages, resident.page_table[0], out_THD, width**-0.5,
+            AttentionSpan.window(window), softcap,
             sinks_H=torch.randn(num_heads, device=device) if model == "gpt-oss" else None,
         )  # fmt: skip
         return partial(decode_attention, attention, work, bucket)

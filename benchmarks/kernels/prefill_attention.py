@@ -24,6 +24,7 @@ import torch
 from benchmarks.kernels.case import Case
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillTiling, PrefillWork, plan_prefill
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_ROWS,
     NUM_TOKENS,
@@ -151,8 +152,9 @@ def _case(
         kv_pages = random(num_pages, 2, num_kv_heads, PAGE_TOKENS, width)
         out_THD = random(bucket, num_heads, width)
         call = AttentionCall(
-            qkv[:, :num_heads], kv_pages, resident.page_table[0], out_THD, width**-0.5, window,
-            softcap, sinks_H=torch.randn(num_heads, device="cuda") if model == "gpt-oss" else None,
+            qkv[:, :num_heads], kv_pages, resident.page_table[0], out_THD, width**-0.5,
+            AttentionSpan.window(window), softcap,
+            sinks_H=torch.randn(num_heads, device="cuda") if model == "gpt-oss" else None,
         )  # fmt: skip
         return partial(prefill_attention, call, inputs, work, bucket, tiling)
 

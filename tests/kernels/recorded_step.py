@@ -151,6 +151,7 @@ def device_of(
         products={Linear: recorder},
         experts=ExpertProduct(recorder, Choices(), inputs.counts, invariant=False, pdl=False),
         ropes=ropes,
+        query_factors={},
         pdl=False,
         norms_behind=decoder.layers[-1].last[0] is not None,
     )

@@ -22,6 +22,7 @@ from services.compute.kernels.decode_plan import (
     plan_decode,
 )
 from services.compute.kernels.kv_format import FP8, INT8, LayerPages
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
@@ -29,6 +30,7 @@ from services.compute.kernels.step_buffers import (
 )
 from tests.cases import crossed
 from tests.kernels.quantized_pages import ENTRIES, layer_of
+from tests.spans import span_of
 
 ON_GPU = torch.cuda.is_available()
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -81,43 +83,49 @@ class Step:
             extra_programs=EXTRA_PROGRAMS if ON_GPU else EXTRA_ITEMS * shape.kv_heads,
         )
 
-    def attend(self, work: DecodeWork, window: int = 0) -> Tensor:
+    def attend(self, work: DecodeWork, span: AttentionSpan = FULL) -> Tensor:
         """The kernel's output, poisoned before; the padding rows must keep the poison."""
         out_THD = torch.full_like(self.q_THD, torch.nan).contiguous()
-        call = self.call(self.q_THD, self.layer, out_THD, window)
+        call = self.call(self.q_THD, self.layer, out_THD, span)
         decode_attention(call, work, self.bucket)
         assert out_THD[len(self.lengths) :].isnan().all()
         assert not work.arrivals_RK.any()
         return out_THD[: len(self.lengths)]
 
-    def expected(self, window: int = 0) -> Tensor:
+    def expected(self, span: AttentionSpan = FULL) -> Tensor:
         """The reference's output in float64."""
         q_THD = self.q_THD.double()
         out_THD = torch.full_like(q_THD, torch.nan)
         layer = self.layer
         if layer.scales is None:
             layer = LayerPages(layer.entries.double())
-        call = self.call(q_THD, layer, out_THD, window)
+        call = self.call(q_THD, layer, out_THD, span)
         decode_attention_reference(call, self.inputs, self.bucket)
         return out_THD[: len(self.lengths)]
 
-    def call(self, q_THD: Tensor, layer: LayerPages, out_THD: Tensor, window: int) -> AttentionCall:
+    def call(
+        self, q_THD: Tensor, layer: LayerPages, out_THD: Tensor, span: AttentionSpan
+    ) -> AttentionCall:
         shape, (kv_pages, kv_scales) = self.shape, layer
         scale = shape.head_dim**-0.5 * (5 if shape.softcap else 1)  # so that it is felt
         sinks_H = shape.sinks_H(q_THD.device)
         table = self.page_table_NL
         return AttentionCall(
-            q_THD, kv_pages, table, out_THD, scale, window, shape.softcap, kv_scales, sinks_H
+            q_THD, kv_pages, table, out_THD, scale, span, shape.softcap, kv_scales, sinks_H
         )
 
-    def check(self, out_THD: Tensor, window: int = 0) -> None:
-        expected = self.expected(window)
+    def check(self, out_THD: Tensor, span: AttentionSpan = FULL) -> None:
+        expected = self.expected(span)
         error = (out_THD.double() - expected).norm() / expected.norm()
         assert error < BOUNDS[self.shape.dtype]
 
 
 def make_step(
-    device: torch.device, lengths: list[int], shape: Shape, seed: int = 0, window: int = 0
+    device: torch.device,
+    lengths: list[int],
+    shape: Shape,
+    seed: int = 0,
+    span: AttentionSpan = FULL,
 ) -> Step:
     """Rows of these context lengths in scattered pages and slots."""
     random = torch.Generator().manual_seed(seed)
@@ -136,7 +144,7 @@ def make_step(
         mine = order[:count]
         order = order[count:]
         table[slots[row], :count] = mine
-        begin = max(0, length - window) if window else 0
+        begin = span.first_position(length - 1)
         # whose these pages are by now, or whether they are, must not matter
         table[slots[row], : begin // shape.page_tokens] = num_pages - 1 if ON_GPU else 1 << 30
         positions = torch.arange(begin, length)
@@ -199,23 +207,26 @@ def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Sha
 
 
 @pytest.mark.parametrize(
-    ("window", "case"),
-    crossed([1, 5, 64, 70, 1000], [(MIN_CHUNK, None, False), (16, None, True), (16, FP8, True)]),
+    ("span", "case"),
+    crossed(
+        [*map(AttentionSpan.window, (1, 5, 64, 70, 1000)), *map(AttentionSpan.chunk, (5, 32, 100))],
+        [(MIN_CHUNK, None, False), (16, None, True), (16, FP8, True)],
+    ),
 )
-def test_a_window_hides_all_before_it_and_its_pages_are_not_read(
-    device: torch.device, window: int, case: tuple[int, torch.dtype | None, bool]
+def test_a_span_hides_all_before_it_and_its_pages_are_not_read(
+    device: torch.device, span: AttentionSpan, case: tuple[int, torch.dtype | None, bool]
 ) -> None:
     min_chunk, entry, has_sinks = case
     shape = Shape(entry=entry, has_sinks=has_sinks)
-    step = make_step(device, [1, 4, 70, 64, 200, 129], shape, seed=window, window=window)
+    step = make_step(device, [1, 4, 70, 64, 200, 129], shape, seed=span.size, span=span)
     work = step.work(min_chunk)
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
-    step.check(step.attend(work, window), window)
-    step.check(step.attend(work, window), window)  # a layer later, with the same plan
-    of_window = work.for_window(window)
-    plan_decode(step.inputs, of_window, shape.page_tokens, step.bucket)
-    step.check(step.attend(of_window, window), window)
-    step.check(step.attend(of_window, window), window)
+    step.check(step.attend(work, span), span)
+    step.check(step.attend(work, span), span)  # a layer later, with the same plan
+    of_span = work.for_span(span)
+    plan_decode(step.inputs, of_span, shape.page_tokens, step.bucket)
+    step.check(step.attend(of_span, span), span)
+    step.check(step.attend(of_span, span), span)
 
 
 def test_a_step_without_decode_rows_writes_nothing(device: torch.device) -> None:
@@ -268,7 +279,7 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
         plan_decode(inputs, work_alone, shape.page_tokens, 1)
         assert chunk_sizes(work_alone) == {32}
         out_THD = torch.full_like(alone.q_THD, torch.nan).contiguous()
-        call = alone.call(alone.q_THD, alone.layer, out_THD, 0)
+        call = alone.call(alone.q_THD, alone.layer, out_THD, FULL)
         decode_attention(call, work_alone, 1)
         assert torch.equal(out_THD[0], together[row])
 
@@ -332,13 +343,14 @@ def test_many_rows_of_mixed_lengths_agree_with_float64(
     shape = Shape(8, 4, head_dim, page_tokens=16, dtype=dtype, entry=entry)
     random = torch.Generator().manual_seed(head_dim + window)
     lengths = (torch.randn(250, generator=random).mul(0.8).exp() * 400).int().clamp(1, 3000)
-    step = make_step(device, [*lengths.tolist(), 40_000], shape, window=window)
-    work = step.work().for_window(window)
+    span = span_of(window)
+    step = make_step(device, [*lengths.tolist(), 40_000], shape, span=span)
+    work = step.work().for_span(span)
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
-    first = step.attend(work, window)
-    step.check(first, window)
+    first = step.attend(work, span)
+    step.check(first, span)
     for _ in range(50):  # whichever chunk comes last, the row is the same
-        assert torch.equal(first, step.attend(work, window))
+        assert torch.equal(first, step.attend(work, span))
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from services.compute.kernels.decode_plan import (
     DecodeWork,
     plan_decode,
 )
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 from tests.cases import num_cases
 
@@ -88,10 +89,11 @@ def size_of(work: DecodeWork) -> int:
     return sizes.pop() if len(sizes) == 1 else 64
 
 
-def limit_of(work: DecodeWork, lengths: list[int], window: int = 200_000) -> int:
+def limit_of(work: DecodeWork, lengths: list[int], span: AttentionSpan = FULL) -> int:
     """Items of a step with these rows; more of them where chunks would be long."""
     few = len(lengths) + work.extra_items
-    is_long = sum(min(length, window) for length in lengths) > few * LONG_CHUNK.value
+    num_seen = sum(length - span.first_position(length - 1) for length in lengths)
+    is_long = num_seen > few * LONG_CHUNK.value
     return work.item_limit(len(lengths)) if is_long else few
 
 
@@ -101,11 +103,11 @@ def is_as_fine_as_it_may_be(size: int, count: Callable[[int], int], limit: int) 
     return not size % 64 and count(size) <= limit and (size == 64 or count(size - finest) > limit)
 
 
-def cut_window(lengths: list[int], size: int, window: int) -> dict[tuple[int, int], int]:
-    """(row, chunk) -> place, of the chunks that a window reaches."""
+def cut_span(lengths: list[int], size: int, span: AttentionSpan) -> dict[tuple[int, int], int]:
+    """(row, chunk) -> place, of the chunks that a span reaches."""
     found: dict[tuple[int, int], int] = {}
     for row, length in enumerate(lengths):
-        for chunk in range(max(length - window, 0) // size, -(-length // size)):
+        for chunk in range(span.first_position(length - 1) // size, -(-length // size)):
             found[row, chunk] = len(found)
     return found
 
@@ -134,20 +136,30 @@ def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
 
 
 @settings(max_examples=num_cases(25, exploring=50))
-@given(lengths=LENGTHS, spare=st.integers(0, 9), window=st.integers(1, 9000))
-def test_a_plan_of_a_window_has_the_chunks_that_it_reaches(
-    device: torch.device, lengths: list[int], spare: int, window: int
+@given(
+    lengths=LENGTHS,
+    spare=st.integers(0, 9),
+    size=st.integers(1, 9000),
+    kind=st.sampled_from([AttentionSpan.window, AttentionSpan.chunk]),
+)
+def test_a_plan_of_a_span_has_the_chunks_that_it_reaches(
+    device: torch.device,
+    lengths: list[int],
+    spare: int,
+    size: int,
+    kind: Callable[[int], AttentionSpan],
 ) -> None:
-    work = DecodeWork.make(50, 8, 1, 16, device=device).for_window(window)
+    span = kind(size)
+    work = DecodeWork.make(50, 8, 1, 16, device=device).for_span(span)
     plan_decode(inputs_of(lengths, 50, device), work, 16, len(lengths) + spare)
     size = size_of(work)
     assert is_as_fine_as_it_may_be(
         size,
-        lambda size: len(cut_window(lengths, size, window)),
-        limit_of(work, lengths, window),
+        lambda size: len(cut_span(lengths, size, span)),
+        limit_of(work, lengths, span),
     )
     items = work.items[: int(work.num_items)].tolist()
     found = {(row, chunk): first + chunk for row, _, chunk, _, _, first in (i[:6] for i in items)}
     assert len(found) == len(items)
-    assert found == cut_window(lengths, size, window)
+    assert found == cut_span(lengths, size, span)
     assert len({item[SIZE.value] for item in items}) <= 1

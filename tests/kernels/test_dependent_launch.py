@@ -19,6 +19,7 @@ from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.kv_format import FP8, INT8
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.rotate_and_store import RotaryTables, rotate_and_store
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
@@ -81,7 +82,7 @@ class Chain:
             between()
             mixed_THD = mixed_TE.view(bucket, HEADS, self.head_dim)
             call = AttentionCall(
-                q_THD, entries, self.page_table_NL, mixed_THD, self.head_dim**-0.5, work.window,
+                q_THD, entries, self.page_table_NL, mixed_THD, self.head_dim**-0.5, work.span,
                 kv_scales=scales,
             )  # fmt: skip
             decode_attention(call, work, bucket, pdl=True)
@@ -126,7 +127,7 @@ def make_chain(
         head_dim=head_dim,
         inputs=inputs,
         page_table_NL=table.to(device),
-        works=(work, work.for_window(WINDOW)),
+        works=(work, work.for_span(AttentionSpan.window(WINDOW))),
         x_TE=values(bucket, width),
         delta_TE=values(bucket, width),
         tables=RotaryTables(angles_PD.cos().to(device), angles_PD.sin().to(device)),

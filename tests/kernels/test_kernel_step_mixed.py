@@ -126,6 +126,7 @@ def stream_of(decoder: Decoder[AnyLinear], num_tokens: int, device: torch.device
         products={Linear: plain, QuantizedLinear: quantized},
         experts=ExpertProduct(plain, Choices(), inputs.counts, invariant=False, pdl=False),
         ropes=ropes,
+        query_factors={},
         pdl=False,
     )
     table = torch.zeros(4, 4, dtype=torch.int32, device=device)

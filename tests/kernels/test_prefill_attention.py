@@ -20,6 +20,7 @@ from services.compute.kernels.prefill_plan import (
     plan_prefill,
     plan_prefill_reference,
 )
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
@@ -29,6 +30,7 @@ from services.compute.kernels.step_buffers import (
 )
 from tests.cases import crossed
 from tests.kernels.quantized_pages import ENTRIES, layer_of
+from tests.spans import span_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 Row = tuple[int, int]  # q_start, q_len
@@ -41,7 +43,7 @@ class Shape:
     num_kv_heads: int = 2
     page_tokens: int = 16
     dtype: torch.dtype = torch.float32
-    window: int = 0
+    window: int | AttentionSpan = 0
     softcap: float = 0.0
     entry: torch.dtype | None = None
     has_sinks: bool = False
@@ -50,6 +52,10 @@ class Shape:
         """One for each head; some outweigh all scores."""
         num_heads = self.num_kv_heads * self.group
         return torch.linspace(-2.0, 6.0, num_heads, device=device) if self.has_sinks else None
+
+    @property
+    def span(self) -> AttentionSpan:
+        return span_of(self.window)
 
     @property
     def scale(self) -> float:
@@ -111,7 +117,7 @@ class Step:
             kv = random(rng, shape.dtype, length, 2, shape.num_kv_heads, shape.width)
             if order_free:
                 kv = torch.stack([exact(kv[:, 0]), exact_values(kv[:, 1])], dim=1)
-            gone = max(q_start - shape.window + 1, 0) if shape.window else 0
+            gone = shape.span.first_position(q_start)
             kv[:gone] = torch.nan  # what no query sees
             for place, page in enumerate(pages.tolist()):
                 part = kv[place * page_tokens : (place + 1) * page_tokens]
@@ -152,10 +158,10 @@ class Step:
     def call(self, q_THD: Tensor, layer: LayerPages, out_THD: Tensor) -> AttentionCall:
         shape, page_table = self.shape, self.page_table.to(q_THD.device)
         kv_pages, kv_scales = layer
-        scale, window, softcap = shape.scale, shape.window, shape.softcap
+        scale, span, softcap = shape.scale, shape.span, shape.softcap
         sinks_H = shape.sinks_H(q_THD.device)
         return AttentionCall(
-            q_THD, kv_pages, page_table, out_THD, scale, window, softcap, kv_scales, sinks_H
+            q_THD, kv_pages, page_table, out_THD, scale, span, softcap, kv_scales, sinks_H
         )
 
     def actual(self, device: torch.device, all_rows: bool = False, bucket: int = 0) -> Tensor:
@@ -246,13 +252,16 @@ def test_quantized_pages_match_float64(
 
 @pytest.mark.parametrize(
     ("window", "dtype"),
-    crossed([1, 5, 31, 32, 33, 64, 100, 1000], [torch.float32, torch.bfloat16]),
+    crossed(
+        [1, 5, 31, 32, 33, 64, 100, 1000, *map(AttentionSpan.chunk, (5, 32, 48))],
+        [torch.float32, torch.bfloat16],
+    ),
 )
-def test_a_window_hides_what_is_older(
-    window: int, dtype: torch.dtype, device: torch.device
+def test_a_window_or_a_chunk_hides_what_is_older(
+    window: int | AttentionSpan, dtype: torch.dtype, device: torch.device
 ) -> None:
     rows = [(9, 1), (0, 17), (150, 40), (31, 33)]
-    check(Step(Shape(window=window, dtype=dtype), rows, window, num_decode_rows=1), device)
+    check(Step(Shape(window=window, dtype=dtype), rows, 7, num_decode_rows=1), device)
 
 
 def test_decode_rows_are_left_alone_unless_all_rows_are_asked_for(device: torch.device) -> None:

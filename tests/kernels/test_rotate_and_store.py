@@ -197,6 +197,20 @@ def test_a_key_norm_without_a_query_norm_leaves_queries_alone(device: torch.devi
     _check(step, torch.float32, device)
 
 
+def test_queries_of_a_layer_without_rotation_are_multiplied_by_the_factors_of_their_positions(
+    device: torch.device,
+) -> None:
+    step = _step((4, 2, 64), torch.float32, SLOTS)
+    step.tables = None
+    expected, actual = step.on(torch.device("cpu"), torch.float64), step.on(device, torch.float32)
+    factors_P = torch.linspace(1.0, 3.0, POSITIONS)
+    rotate_and_store_reference(*expected.arguments(), query_factors_P=factors_P)
+    rotate_and_store(*actual.arguments(), query_factors_P=factors_P.to(device))
+    assert _error(actual.qkv, expected.qkv) <= BOUNDS[torch.float32]
+    assert not torch.equal(expected.qkv, step.qkv)
+    assert torch.equal(actual.pages.cpu().double(), expected.pages)
+
+
 def _head_norms(heads: tuple[int, int, int], form: str) -> HeadNorms:
     num_heads, kv_heads, width = heads
     generator = torch.Generator().manual_seed(3)

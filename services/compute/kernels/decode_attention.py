@@ -16,6 +16,7 @@ import triton.language as tl
 
 from services.compute.kernels.decode_plan import DecodeTiling, DecodeWork, load_item, padded
 from services.compute.kernels.entry_attention import attend_entries
+from services.compute.kernels.first_seen import step_begin, window_and_step
 from services.compute.kernels.kv_entries import Codes
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.launch import dependent_launch
@@ -25,6 +26,7 @@ from services.compute.kernels.prefill_attention import (
     score_scale,
     sink_weight,
 )
+from services.compute.kernels.span import FULL
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
@@ -104,7 +106,8 @@ def _decode_kernel(
     out,
     scale_log2,
     cap_log2,
-    window,
+    window,  # 0: none
+    STEP: tl.constexpr,
     Q_ROW: tl.constexpr,
     OUT_ROW: tl.constexpr,
     TABLE_ROW: tl.constexpr,
@@ -136,8 +139,9 @@ def _decode_kernel(
     count = tl.load(num_items, volatile=True)
     row, slot, chunk, size, length, first = load_item(items, item)
     size = tl.maximum(size, 1)  # 0 in what was never an item
-    seen_from = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    first_chunk = seen_from // size  # those before are out of the window
+    begin = step_begin(length - 1, STEP) + 1
+    seen_from = tl.where(window > 0, tl.maximum(begin - window, 0), 0)
+    first_chunk = seen_from // size  # those before are out of the span
     is_real = (item < count) & (chunk >= first_chunk)
     num_chunks = (length - 1) // size - first_chunk + 1
     start = tl.maximum(chunk * size, seen_from)
@@ -249,13 +253,13 @@ def decode_attention(
     """Attention of the step's decode rows, which `plan_decode` has put into `work`.
 
     Rows that are no decode rows are neither read nor written. A row's result depends on itself and
-    on the length of its chunks. Pages wholly before the window are not read, nor is where they are.
+    on the length of its chunks. Pages wholly before the span are not read, nor is where they are.
 
     With pdl the plan and the page table are read above the wait: the launch before must be that of
     rotate_and_store, which lets this one start when all before it has ended.
     """
-    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap, kv_scales, sinks_H = call
-    assert work.window in (0, window), "planned for another window"
+    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, kv_scales, sinks_H = call
+    assert work.span in (FULL, span), "planned for another span"
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
     codes = Codes.of(LayerPages(kv_pages, kv_scales))
@@ -266,6 +270,7 @@ def decode_attention(
     element_bytes = q_THD.element_size() if is_wide else kv_pages.element_size()
     tiling = work.tiling or DecodeTiling.of(head_dim, element_bytes, group)
     scale_log2, cap_log2 = score_scale(scale, softcap)
+    window, step = window_and_step(span)
     block_dim = padded(head_dim) if codes.entry is None else padded(max(head_dim, MIN_ENTRIES))
     merge_group = triton.next_power_of_2(group)
     early = num_rows == 1 and head_dim >= EARLY_WIDTH
@@ -286,6 +291,7 @@ def decode_attention(
         scale_log2,
         cap_log2,
         window,
+        STEP=step,
         Q_ROW=q_THD.stride(0),
         OUT_ROW=out_THD.stride(0),
         TABLE_ROW=page_table_NL.stride(0),

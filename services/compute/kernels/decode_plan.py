@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.first_seen import step_begin, window_and_step
 from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 
 ITEM_WORDS = tl.constexpr(8)
@@ -79,7 +81,7 @@ class DecodeTiling:
 class DecodeWork:
     """Static buffers of a step's decode attention; every layer of the step uses them in turn.
 
-    Layers of another window have their own items and share the rest (`for_window`).
+    Layers of another span have their own items and share the rest (`for_span`).
     """
 
     items: Tensor  # int32 [I, ITEM_WORDS], the long ones first
@@ -93,7 +95,7 @@ class DecodeWork:
     one_wave: bool  # chunks are no shorter than these items' equal shares of all positions
     min_chunk: int
     tiling: DecodeTiling | None
-    window: int = 0  # of the layers that this is planned for; 0: all before a query
+    span: AttentionSpan = FULL  # of the layers that this is planned for
 
     @staticmethod
     def make(
@@ -133,14 +135,14 @@ class DecodeWork:
             tiling=tiling,
         )
 
-    def for_window(self, window: int) -> DecodeWork:
-        """With a plan of its own for layers that see no more than so many positions."""
-        if window == self.window:
+    def for_span(self, span: AttentionSpan) -> DecodeWork:
+        """With a plan of its own for layers that see these positions."""
+        if span == self.span:
             return self
         items, num_items, scratch = map(
             torch.zeros_like, (self.items, self.num_items, self.scratch)
         )
-        return replace(self, items=items, num_items=num_items, scratch=scratch, window=window)
+        return replace(self, items=items, num_items=num_items, scratch=scratch, span=span)
 
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
@@ -186,11 +188,11 @@ def _store_items(items, place, row, slot, chunk, size, length, first, mask):
 
 
 @triton.jit
-def _first_seen(length, window):
+def _first_seen(length, window, STEP: tl.constexpr):
     """Where a query at the end of so many positions begins to see."""
     first = length * 0
     if window is not None:
-        first = tl.maximum(length - window, 0)
+        first = tl.maximum(step_begin(length - 1, STEP) + 1 - window, 0)
     return first
 
 
@@ -211,6 +213,7 @@ def _plan_kernel(
     num_rows,
     extra_items,
     window,  # or None
+    STEP: tl.constexpr,
     ONE_WAVE: tl.constexpr,
     MIN_SIZE: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -233,7 +236,7 @@ def _plan_kernel(
 
     # The step's own rows count, not the bucket's: one for many rows would be cut too finely.
     item_limit = num_decode_rows + extra_items
-    from_R = _first_seen(last_R + 1, window)
+    from_R = _first_seen(last_R + 1, window, STEP)
     num_positions = tl.sum(last_R + 1 - from_R)
     num_shares = item_limit
     if ONE_WAVE:
@@ -269,7 +272,7 @@ def _plan_kernel(
 
     rest_R = last_R - last_chunk_R * size  # positions of the last chunk, less one
     if window is not None:
-        rest_R = tl.minimum(rest_R, window - 1)
+        rest_R = tl.minimum(rest_R, last_R - step_begin(last_R, STEP) + window - 1)
     class_R = _SIZE_CLASSES - 1 - (rest_R * _SIZE_CLASSES) // size
     class_C = tl.arange(0, _SIZE_CLASSES)
     is_RC = ((class_R[:, None] == class_C[None, :]) & real_R[:, None]).to(tl.int32)
@@ -293,7 +296,7 @@ def _plan_kernel(
         first_I = tl.load(scratch + BLOCK_R + row_I)
         slot_I = tl.load(row_slot_R + row_I, mask=mask_I, other=0)
         length_I = tl.load(q_start_R + row_I, mask=mask_I, other=0) + 1
-        chunk_I += _first_seen(length_I, window) // size
+        chunk_I += _first_seen(length_I, window, STEP) // size
         _store_items(items, place_I, row_I, slot_I, chunk_I, size, length_I, first_I, mask_I)
 
 
@@ -302,12 +305,13 @@ def plan_decode(
 ) -> None:
     """Write the list of items for the step's decode rows, for launches of the same num_rows.
 
-    Of a window (`work.window`) there are the chunks that it reaches. Chunks are as short as the
+    Of a span (`work.span`) there are the chunks that it reaches. Chunks are as short as the
     decode rows' share of items allows, so that a long row among short ones is cut finely. With pdl
     the step's inputs are read above the wait (see dependent_launch).
     """
     chunk = triton.next_power_of_2(max(work.min_chunk, page_tokens))
     block_rows = work.scratch.shape[1]
+    window, step = window_and_step(work.span)
     _plan_kernel[(1,)](
         inputs.counts,
         inputs.q_start_R,
@@ -317,7 +321,8 @@ def plan_decode(
         work.scratch,
         num_rows,
         work.extra_items,
-        work.window or None,
+        window or None,
+        STEP=step,
         ONE_WAVE=work.one_wave,
         MIN_SIZE=chunk,
         BLOCK_R=block_rows,

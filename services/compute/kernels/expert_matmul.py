@@ -20,17 +20,16 @@ from torch import Tensor
 from services.compute.kernels.activations import gated_rounded
 from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack, can_step
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.sort_experts import ExpertOrder
+from services.compute.kernels.sort_experts import ExpertOrder, tile_rows
 from services.compute.kernels.weight_tiles import (
     WeightForm,
     add_products,
-    can_multiply,
     finished,
     row_operand,
     step_weights,
     weight_operands,
 )
-from services.compute.quantization.packed import Packed
+from services.compute.quantization.packed import Packed, can_multiply
 
 if TYPE_CHECKING:
     from services.compute.layers.parts import Gating
@@ -63,13 +62,9 @@ def _expert_kernel(
     tile = tl.program_id(1)
     expert = tl.load(tile_ptr + tile)
     if expert >= 0:
-        first = tl.load(tile_ptr + num_tiles + tile)
-        end = tl.load(tile_ptr + 2 * num_tiles + tile)
-        r = first + tl.arange(0, BLOCK_T)
-        is_row_T = r < end
-        pair_T = tl.load(order_ptr + r, mask=is_row_T, other=0)
-        in_row_T = pair_T // K if K > 0 else r
-        out_row_T = pair_T if GATING is None else r
+        first, is_row_T, in_row_T, out_row_T = tile_rows(
+            order_ptr, tile_ptr, tile, num_tiles, BLOCK_T, K
+        )
         first_o = tl.program_id(0) * BLOCK_O
         slab = expert
         if GATING is not None:

@@ -14,7 +14,7 @@ from services.compute.kernels.expert_quads import has_quads
 from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
-from services.compute.quantization.packed import Packed, Weight
+from services.compute.quantization.packed import STEP_INPUTS, Packed, Weight
 
 MAX_ROW_TOKENS = 1
 MAX_CODE_ROW_TOKENS = 2
@@ -37,9 +37,6 @@ MAX_STAGES = 6
 
 REGISTERS = 1 << 16
 """Of a multiprocessor."""
-
-STEP_INPUTS = 128
-"""Of packed weights, mostly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.first_seen import step_begin, window_and_step
 from services.compute.kernels.kv_entries import (
     Codes,
     decode,
@@ -103,6 +104,7 @@ def _attend(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    STEP: tl.constexpr,
     WIDEN: tl.constexpr,
     weight_dtype: tl.constexpr,
     ASM: tl.constexpr,
@@ -144,7 +146,8 @@ def _attend(
         if MASKED:
             seen_MN = position_N[None, :] <= position_M[:, None]
             if WINDOWED:
-                seen_MN = seen_MN & (position_N[None, :] > position_M[:, None] - window)
+                begin_M = step_begin(position_M, STEP)
+                seen_MN = seen_MN & (position_N[None, :] > begin_M[:, None] - window)
             score_MN = tl.where(seen_MN, score_MN, float("-inf"))
         if SCALED:
             new_max_M = tl.maximum(max_M, tl.max(score_MN, axis=1))
@@ -204,6 +207,7 @@ def _prefill_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
+    STEP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """Tiles in turn: forwards in even rounds and backwards in odd ones, since they get cheaper."""
@@ -259,16 +263,17 @@ def _prefill_attention_kernel(
         low = 0
         begin = 0
         if WINDOWED:
-            low = tl.maximum(first_position - window + 1, 0)
+            low = tl.maximum(step_begin(first_position, STEP) - window + 1, 0)
             begin = tl.minimum(low // BLOCK_N * BLOCK_N, diagonal)
-            inside = tl.maximum(high - window, 0)  # from here on the last query sees all
+            # from here on the last query sees all
+            inside = tl.maximum(step_begin(high - 1, STEP) + 1 - window, 0)
             inside = tl.minimum((inside + BLOCK_N - 1) // BLOCK_N * BLOCK_N, diagonal)
             acc_MD, sum_M, max_M = _attend(
                 acc_MD, sum_M, max_M, q_MD, position_M, keys, scales, pages,
                 begin, inside, low, high, window, q_scale,
                 cap_log2,
                 D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, SCALE_STRIDE, ENTRY,
-                BLOCK_N, True, True, WIDEN, weight_dtype, ASM,
+                BLOCK_N, True, True, STEP, WIDEN, weight_dtype, ASM,
             )  # fmt: skip
             begin = tl.maximum(begin, inside)
         acc_MD, sum_M, max_M = _attend(
@@ -276,14 +281,14 @@ def _prefill_attention_kernel(
             begin, diagonal, low, high, window, q_scale,
                 cap_log2,
             D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, SCALE_STRIDE, ENTRY,
-            BLOCK_N, False, WINDOWED, WIDEN, weight_dtype, ASM,
+            BLOCK_N, False, WINDOWED, STEP, WIDEN, weight_dtype, ASM,
         )  # fmt: skip
         acc_MD, sum_M, max_M = _attend(
             acc_MD, sum_M, max_M, q_MD, position_M, keys, scales, pages,
             diagonal, high, low, high, window, q_scale,
                 cap_log2,
             D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, SCALE_STRIDE, ENTRY,
-            BLOCK_N, True, WINDOWED, WIDEN, weight_dtype, ASM,
+            BLOCK_N, True, WINDOWED, STEP, WIDEN, weight_dtype, ASM,
         )  # fmt: skip
         out_ptr = out_THD + token_M[:, None] * OUT_STRIDE + column_M[:, None] + offset_D[None, :]
         if sinks_H is not None:
@@ -302,9 +307,9 @@ def prefill_attention(
     tiling: PrefillTiling | None = None,
 ) -> None:
     """Attention of every planned query. `num_tokens` is the bucket; `tiling` is there to measure
-    others than the chosen one. Pages wholly before the window are not read, nor is where they are.
+    others than the chosen one. Pages wholly before the span are not read, nor is where they are.
     """
-    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap, kv_scales, sinks_H = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, kv_scales, sinks_H = call
     _, num_heads, width = q_THD.shape
     _, _, num_kv_heads, page_tokens, _ = kv_pages.shape
     assert num_heads == num_kv_heads * work.group
@@ -313,6 +318,7 @@ def prefill_attention(
     tiling = tiling or tiling_of(q_THD.dtype, width)
     block_m = max(tiling.block_m, triton.next_power_of_2(work.group))
     scale_log2, cap_log2 = score_scale(scale, softcap)
+    window, step = window_and_step(span)
     num_items = num_items_bound(num_tokens, work.max_rows, work.block_q)
     splits = triton.cdiv(work.block_q, block_m // work.group)
     num_programs = min(num_items * splits * num_kv_heads, work.num_sms * tiling.programs_per_sm)
@@ -348,6 +354,7 @@ def prefill_attention(
         BLOCK_M=block_m,
         BLOCK_N=tiling.block_n,
         WINDOWED=window > 0,
+        STEP=step,
         WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -366,10 +373,10 @@ def attend_reference(
     call: AttentionCall, pages_L: Tensor, token: int, position: int, q_len: int
 ) -> None:
     """Attention of the queries from `token` on, which stand at `position` and after it."""
-    q_THD, kv_pages, _, out_THD, scale, window, softcap, kv_scales, sinks_H = call
+    q_THD, kv_pages, _, out_THD, scale, span, softcap, kv_scales, sinks_H = call
     group, page_tokens = q_THD.shape[1] // kv_pages.shape[2], kv_pages.shape[3]
     end = position + q_len
-    begin = max(position - window + 1, 0) if window else 0  # what is older may be gone
+    begin = span.first_position(position)  # what is older may be gone
     first_page, skipped = divmod(begin, page_tokens)
     pages = pages_L[first_page : -(-end // page_tokens)].long()
     kept = LayerPages(kv_pages[pages], None if kv_scales is None else kv_scales[pages])
@@ -378,9 +385,7 @@ def attend_reference(
     keys_HND, values_HND = kv_2KND.repeat_interleave(group, dim=1)
     query_Q1 = torch.arange(position, end, device=q_THD.device)[:, None]
     key_1N = torch.arange(begin, end, device=q_THD.device)[None, :]
-    hidden_QN = key_1N > query_Q1
-    if window:
-        hidden_QN |= key_1N <= query_Q1 - window
+    hidden_QN = (key_1N > query_Q1) | (key_1N < span.first_position(query_Q1))
     scores_HQN = q_THD[token : token + q_len].transpose(0, 1) @ keys_HND.transpose(1, 2) * scale
     if softcap:
         scores_HQN = (scores_HQN / softcap).tanh() * softcap

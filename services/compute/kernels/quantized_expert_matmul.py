@@ -29,7 +29,7 @@ from services.compute.kernels.quantized_rows import (
     RowPointers,
     group_scales,
 )
-from services.compute.kernels.sort_experts import ExpertOrder
+from services.compute.kernels.sort_experts import ExpertOrder, tile_rows
 from services.compute.quantization.packed import Packed
 
 if TYPE_CHECKING:
@@ -147,16 +147,9 @@ def _quantized_expert_kernel(
     tile = tl.program_id(1)
     expert = tl.load(tile_ptr + tile)
     if expert >= 0:
-        first = tl.load(tile_ptr + num_tiles + tile)
-        end = tl.load(tile_ptr + 2 * num_tiles + tile)
-        r = first + tl.arange(0, BLOCK_T)
-        is_row_T = r < end
-        pair_T = tl.load(order_ptr + r, mask=is_row_T, other=0)
-        in_row_T = r
-        out_row_T = pair_T
-        if K > 0:
-            in_row_T = pair_T // K
-            out_row_T = r
+        first, is_row_T, in_row_T, out_row_T = tile_rows(
+            order_ptr, tile_ptr, tile, num_tiles, BLOCK_T, K
+        )
         first_o = tl.program_id(0) * BLOCK_O
         first_expert_row = expert * NUM_OUT
         if GATING is not None:

@@ -3,7 +3,8 @@
 A program has some heads of one token, whatever they are: queries are rotated where they lie, keys
 are rotated on their way into the cache, values go there as they are. Rotation is in float32 with
 one rounding at its end; norms round as those of add_norm do. Layers without rotation have no
-tables, and where nothing happens to queries no program has them.
+tables, but their queries may have a factor by position; where nothing happens to queries no program
+has them.
 
 Shape legend: T tokens, C columns of qkv, H query heads, K kv heads, D head width, N pages,
 P positions (of the tables; in the kernel PAGE is the positions of a page), J = D / 2 pairs.
@@ -124,6 +125,7 @@ def _rotate_and_store_kernel(
     slots_ptr,
     cos_ptr,
     sin_ptr,
+    factor_ptr,
     q_norm_ptr,
     k_norm_ptr,
     pages_ptr,
@@ -150,7 +152,7 @@ def _rotate_and_store_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = FIRST_HEAD + tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_J)
-    if cos_ptr is not None:
+    if (cos_ptr is not None) or (factor_ptr is not None):
         position = tl.load(positions_ptr + token).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     pair_in = (j < J)[None, :]
@@ -163,6 +165,8 @@ def _rotate_and_store_kernel(
     if cos_ptr is not None:
         cos = tl.load(cos_ptr + position * J + j[None, :], mask=pair_in, other=0.0)
         sin = tl.load(sin_ptr + position * J + j[None, :], mask=pair_in, other=0.0)
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + position)
     # all loads stand before the first sum, so that they are waited for together
     q_weights = None
     if q_norm_ptr is not None:
@@ -202,6 +206,10 @@ def _rotate_and_store_kernel(
             first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32), head, pair_in,
             q_weights, k_weights, eps, H, K, D, FORM, OVER_ALL, dtype,
         )  # fmt: skip
+    if factor_ptr is not None:
+        of_head = tl.where(head < H, factor, 1.0)[:, None]
+        first = first * of_head
+        second = second * of_head
     first_out = first.to(dtype)
     second_out = second.to(dtype)
     if FIRST_HEAD == 0:
@@ -242,6 +250,7 @@ def rotate_and_store(
     kv_pages: Tensor,
     num_heads: int,
     *,
+    query_factors_P: Tensor | None = None,
     kv_scales: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
@@ -251,14 +260,16 @@ def rotate_and_store(
     [N, 2, K, page, D] of pages of qkv's dtype, each of which is contiguous, or, with kv_scales, of
     quantized ones (see kv_format), into which goes what would have been stored. Token t turns by
     positions_T[t] and is stored at kv_slots_T[t], which are those of the layer's cache group; a
-    slot of -1 stores nothing, but needs a position within the tables. Queries are not scaled.
-    The keys in qkv stay as they were. With pdl positions and slots are read above the wait (see
-    dependent_launch), and the next kernel may start when those before this one have ended.
+    slot of -1 stores nothing, but needs a position within the tables. Queries are not scaled,
+    but by query_factors_P (float32) at their positions if there are any. The keys in qkv stay as
+    they were. With pdl positions and slots are read above the wait (see dependent_launch), and the
+    next kernel may start when those before this one have ended.
     """
     _, _, kv_heads, page_tokens, width = kv_pages.shape
     q_norm, k_norm, after_rotation, over_all_heads = norms or HeadNorms(None, None)
     one = q_norm or k_norm
-    first_head = num_heads if tables is None and q_norm is None else 0
+    are_queries_as_they_were = tables is None and q_norm is None and query_factors_P is None
+    first_head = num_heads if are_queries_as_they_were else 0
     num_all = num_heads + 2 * kv_heads - first_head
     codes = Codes.of(LayerPages(kv_pages, kv_scales))
     block_j = triton.next_power_of_2(width // 2)
@@ -273,6 +284,7 @@ def rotate_and_store(
         kv_slots_T,
         None if tables is None else tables.cos_PJ,
         None if tables is None else tables.sin_PJ,
+        query_factors_P,
         None if q_norm is None else q_norm.weight_E,
         None if k_norm is None else k_norm.weight_E,
         codes.pages,
@@ -306,6 +318,8 @@ def rotate_and_store_reference(
     norms: HeadNorms | None,
     kv_pages: Tensor,
     num_heads: int,
+    *,
+    query_factors_P: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> None:
     num_tokens = qkv_TC.shape[0]
@@ -322,6 +336,8 @@ def rotate_and_store_reference(
         q, k = _rotate(q, cos_T1J, sin_T1J), _rotate(k, cos_T1J, sin_T1J)
     if norms.after_rotation:
         q, k = _norm_reference(q, norms.q, norms), _norm_reference(k, norms.k, norms)
+    if query_factors_P is not None:
+        q = q * query_factors_P[positions_T[:num_tokens].long(), None, None]
     q_THD.copy_(q)
     stored = (kv_slots_T[:num_tokens] >= 0).nonzero().flatten()
     slots = kv_slots_T[:num_tokens][stored]

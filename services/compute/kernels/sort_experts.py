@@ -30,6 +30,24 @@ MIN_BLOCK_ROWS = 16
 """Columns of the smallest product of tensor cores that Triton makes."""
 
 
+@triton.jit
+def tile_rows(order_ptr, tile_ptr, tile, num_tiles, BLOCK_T: tl.constexpr, K: tl.constexpr):
+    """Of a tile that has an expert: its first place, which of its rows there are, and where they
+    come from and go to. Rows of tokens (K: experts of each) become those of places in the order;
+    with K of 0 those of places become those of pairs."""
+    first = tl.load(tile_ptr + num_tiles + tile)
+    end = tl.load(tile_ptr + 2 * num_tiles + tile)
+    r = first + tl.arange(0, BLOCK_T)
+    is_row_T = r < end
+    pair_T = tl.load(order_ptr + r, mask=is_row_T, other=0)
+    in_row_T = r
+    out_row_T = pair_T
+    if K > 0:
+        in_row_T = pair_T // K
+        out_row_T = r
+    return first, is_row_T, in_row_T, out_row_T
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertOrder:
     """Pairs by expert. Pair r is the expert r % K that row r // K has chosen."""

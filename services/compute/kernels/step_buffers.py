@@ -31,6 +31,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.compute.kernels.span import FULL, AttentionSpan
+
 HEADER_INTS = 16
 (
     NUM_ROWS,
@@ -166,7 +168,7 @@ class AttentionCall(NamedTuple):
     page_table_NL: Tensor  # int32, of the layer's cache group
     out_THD: Tensor
     scale: float  # positive
-    window: int = 0  # positions that a query sees, its own included; 0: all up to its own
+    span: AttentionSpan = FULL  # of positions that a query sees
     softcap: float = 0.0  # a score s becomes softcap * tanh(s / softcap) (Gemma 2); 0: it stays
     kv_scales: Tensor | None = None  # bfloat16 [Y, 2, K, P], of quantized pages
     sinks_H: Tensor | None = None  # float32, a logit in every softmax that has no value (gpt-oss)

@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from services.compute.kernels.expert_matmul_config import STEP_INPUTS
 from services.compute.kernels.packed_codes import (
     FP4_EXPONENT,
     complete,
@@ -29,10 +28,7 @@ from services.compute.kernels.packed_codes import (
     kernel_kind,
 )
 from services.compute.kernels.quantized_matmul_config import COPY_ALIGNMENT, fits_device
-from services.compute.quantization.packed import Packed, Weight
-
-HALF_GROUP = 16
-"""Inputs of a group, where the two codes of a byte are of two groups."""
+from services.compute.quantization.packed import STEP_INPUTS, Packed, Weight
 
 
 class WeightForm(NamedTuple):
@@ -73,15 +69,6 @@ def _way(weight: Packed, x: Tensor) -> str | None:
         return "scaled fp4" if is_exact else None
     by_sums = num_groups == 1 or size % STEP_INPUTS == 0
     return "bf16" if by_sums and weight.kind in ("fp8", "int4") else None
-
-
-def can_multiply(weight: Weight) -> bool:
-    """Whether a step has whole groups, or a group whole steps, and inputs are as they come."""
-    if not isinstance(weight, Packed):
-        return True
-    size = weight.group_size
-    fits = size % STEP_INPUTS == 0 or (STEP_INPUTS % size == 0 and size >= HALF_GROUP)
-    return weight.order_I is None and (fits or weight.scales_OG.shape[1] == 1)
 
 
 def weight_operands(

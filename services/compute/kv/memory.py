@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.prefix_tree import Node, PrefixTree
 
 KINDS = ("full", "window", "mla")
-WITHOUT_END = 1 << 40  # positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class KVGroup:
     num_layers: int
     page_tokens: int
     page_bytes: int
-    window: int = 0  # positions that a query sees, itself included; 0: all before it
+    span: AttentionSpan = FULL  # what a query sees
 
 
 class PagePool:
@@ -150,22 +150,24 @@ class PageKind:
     An entry of the table that they share is `width` pages, one of each group, and goes by the
     first of them: for a single group it is just that page.
 
-    Of a window a sequence keeps what its next query sees, and at least the page before that
-    query's own: there the prefix tree goes on.
+    Of a window or a chunk a sequence keeps what its next query sees, and at least the page before
+    that query's own: there the prefix tree goes on.
     """
 
-    def __init__(self, memory: KVMemory, number: int, groups: Sequence[int], window: int) -> None:
+    def __init__(
+        self, memory: KVMemory, number: int, groups: Sequence[int], span: AttentionSpan
+    ) -> None:
         page_tokens = memory.page_tokens
         self.memory = memory
         self.number = number
         self.groups: npt.NDArray[np.int32] = np.array(groups, dtype=np.int32)
         self.width = len(groups)
-        self.window = window
+        self.span = span
         self.page_tokens = page_tokens
-        self._reach = max(window, page_tokens + 1) if window else WITHOUT_END
+        self._reach = max(span.size, page_tokens + 1)
         self._bundles = PageBundles(memory.device, self.width) if self.width > 1 else None
         self.give_back = (self._bundles or memory.device).give_back
-        self.tree = PrefixTree(self.give_back, held_first=not window)
+        self.tree = PrefixTree(self.give_back, held_first=span.is_full)
 
     def take(self, count: int) -> array[int] | None:
         pages = self.memory.take(count * self.width)
@@ -182,12 +184,13 @@ class PageKind:
 
     def first_entry(self, position: int) -> int:
         """The first entry that queries from `position` on need."""
-        return max(position + 1 - self._reach, 0) // self.page_tokens
+        seen = self.span.first_position(position)
+        return max(min(seen, position - self.page_tokens), 0) // self.page_tokens
 
     def most_entries(self, num_tokens: int, max_chunk: int) -> int:
         """Most entries that a sequence of this length holds at once, computed in such chunks."""
-        # The first query's window, the rest of the chunk, and one position that a structured sample
-        # may go back: at worst the first of these is the last of its page.
+        # What the first query may see, the rest of the chunk, and one position that a structured
+        # sample may go back: at worst the first of these is the last of its page.
         most = (self._reach + max_chunk + self.page_tokens - 2) // self.page_tokens + 1
         return min(self.entries_for(num_tokens), most)
 
@@ -204,13 +207,13 @@ class KVMemory:
         self.device = PagePool(num_pages)
         self.host = PagePool(num_host_pages)
         self.now = 0  # counts releases: pages of several kinds are evicted in one order
-        members: dict[int, list[int]] = defaultdict(list)
+        members: dict[AttentionSpan, list[int]] = defaultdict(list)
         for number, group in enumerate(groups):
-            members[group.window].append(number)
+            members[group.span].append(number)
         # The kind that sees all positions comes first: it says best how long a hit can be.
         self.kinds = tuple(
-            PageKind(self, number, members[window], window)
-            for number, window in enumerate(sorted(members))
+            PageKind(self, number, members[span], span)
+            for number, span in enumerate(sorted(members, key=lambda span: -span.size))
         )
 
     @property
@@ -282,8 +285,8 @@ def _check_groups(groups: Sequence[KVGroup]) -> int:
     for group in groups:
         if group.kind not in KINDS:
             raise ValueError(f"cache groups of kind {group.kind!r} are not supported yet")
-        if (group.kind == "window") is not (group.window > 0):
-            raise ValueError(f"a cache group of kind {group.kind!r} has a window of {group.window}")
+        if (group.kind == "window") is group.span.is_full:
+            raise ValueError(f"a cache group of kind {group.kind!r} has a {group.span}")
     page_tokens = {group.page_tokens for group in groups}
     if len(page_tokens) != 1 or min(page_tokens) < 1:
         raise ValueError(f"page_tokens of the cache groups must be one positive number: {groups}")

@@ -220,7 +220,8 @@ class PageTable:
 
 
 class WindowTable(PageTable):
-    """Of a window, only what the next query sees; of a long prompt the chunk computed now, too."""
+    """Of a window or a chunk, only what the next query sees; of a long prompt what is computed now,
+    too."""
 
     __slots__ = ()
 
@@ -387,4 +388,4 @@ def make_table(memory: KVMemory, namespace: Hashable) -> PageTable | PageTables:
 
 
 def _table(kind: PageKind, namespace: Hashable) -> PageTable:
-    return WindowTable(kind, namespace) if kind.window else PageTable(kind, namespace)
+    return PageTable(kind, namespace) if kind.span.is_full else WindowTable(kind, namespace)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import Gathered, Int64Array, PageLayers
 from services.compute.layers.paged_cache import PagedCache
 
@@ -39,7 +40,8 @@ class DecodeGroup:
     """Rows of one query each, padded to the same number of pages."""
 
     rows: Int64Array  # [B], row is token here
-    lengths: Int64Array  # [B], of what is gathered: from the first page that the window reaches
+    lengths: Int64Array  # [B], of what is gathered: from the first page with what a query sees
+    hidden: Int64Array  # [B], positions at its beginning that no query sees
     pages_Bn: Int64Array
 
 
@@ -50,6 +52,7 @@ class PrefillRow:
     start: int
     end: int
     q_start: int  # counted from the first gathered position
+    first_position: int  # which that is
     pages_1n: Int64Array
 
 
@@ -57,7 +60,7 @@ class PrefillRow:
 class AttentionWork:
     """What one cache group's layers do in a step: where keys and values go, and the rows."""
 
-    window: int
+    span: AttentionSpan
     positions_T: Tensor
     pages_T: Int64Array  # where keys and values go
     offsets_T: Int64Array  # in these
@@ -72,35 +75,38 @@ def plan_attention(
     tables: Int64Array,
     num_decode_rows: int,
     geometry: Geometry,
-    window: int = 0,
+    span: AttentionSpan = FULL,
 ) -> AttentionWork:
     """Work for rows at q_start [R] with q_len [R] queries and page tables [R, pages].
 
-    Pages wholly before a window are not read: they may be another sequence's by now.
+    Pages wholly before what a row sees are not read: they may be another sequence's by now.
     """
     page_tokens = geometry.page_tokens
     ends = q_start + q_len
     num_pages = -(-ends // page_tokens)
-    first_page = np.maximum(q_start - window + 1, 0) // page_tokens if window else q_start * 0
+    first_seen = span.first_position(q_start)
+    first_page = first_seen // page_tokens
+    base = first_page * page_tokens
     row_of_token = np.repeat(np.arange(len(q_len)), q_len)
     first_token = np.cumsum(q_len) - q_len
     positions = np.arange(len(row_of_token)) - (first_token - q_start)[row_of_token]
     last_page = (ends - 1) // page_tokens
     fresh = (q_start <= last_page * page_tokens) & (ends % page_tokens != 0)
     return AttentionWork(
-        window=window,
+        span=span,
         positions_T=torch.from_numpy(positions),
         pages_T=tables[row_of_token, positions // page_tokens],
         offsets_T=positions % page_tokens,
         clear_pages=tables[np.nonzero(fresh)[0], last_page[fresh]],
         decode=_decode_groups(
-            ends[:num_decode_rows], first_page[:num_decode_rows], tables, geometry
+            ends[:num_decode_rows], first_seen[:num_decode_rows], tables, geometry
         ),
         prefill=tuple(
             PrefillRow(
                 start=int(first_token[row]),
                 end=int(first_token[row] + q_len[row]),
-                q_start=int(q_start[row] - first_page[row] * page_tokens),
+                q_start=int(q_start[row] - base[row]),
+                first_position=int(base[row]),
                 pages_1n=tables[row : row + 1, first_page[row] : num_pages[row]],
             )
             for row in range(num_decode_rows, len(q_len))
@@ -109,9 +115,10 @@ def plan_attention(
 
 
 def _decode_groups(
-    ends: Int64Array, first_page: Int64Array, tables: Int64Array, geometry: Geometry
+    ends: Int64Array, first_seen: Int64Array, tables: Int64Array, geometry: Geometry
 ) -> tuple[DecodeGroup, ...]:
     """Group rows of similar length, so that one long row does not pad all."""
+    first_page, hidden = np.divmod(first_seen, geometry.page_tokens)
     lengths = ends - first_page * geometry.page_tokens
     num_pages = -(-lengths // geometry.page_tokens)
     groups: list[DecodeGroup] = []
@@ -129,7 +136,7 @@ def _decode_groups(
         rows = np.sort(order[first:last])
         # padding repeats the row's own last page: another's may hold anything
         index = np.minimum(np.arange(longest), num_pages[rows, None] - 1) + first_page[rows, None]
-        groups.append(DecodeGroup(rows, lengths[rows], tables[rows[:, None], index]))
+        groups.append(DecodeGroup(rows, lengths[rows], hidden[rows], tables[rows[:, None], index]))
         first = last
     return tuple(groups)
 
@@ -221,11 +228,11 @@ class EagerAttention:
                 layers=its_layers,
                 slots=its_layers.slots(work.pages_T, work.offsets_T),
                 decode=tuple(
-                    self._decode_group(group, its_layers.index(group.pages_Bn), work.window)
+                    self._decode_group(group, its_layers.index(group.pages_Bn))
                     for group in work.decode
                 ),
                 prefill=tuple(
-                    _Prefill(its_layers.index(row.pages_1n), self._blocks(row, work.window))
+                    _Prefill(its_layers.index(row.pages_1n), self._blocks(row, work.span))
                     for row in work.prefill
                 ),
             )
@@ -311,19 +318,17 @@ class EagerAttention:
             mixed = mixed.view(-1, queries, self._form.value_dim)
             out_THD[block.start : block.end] = mixed.transpose(0, 1)
 
-    def _decode_group(self, group: DecodeGroup, index: Tensor, window: int) -> _Decode:
+    def _decode_group(self, group: DecodeGroup, index: Tensor) -> _Decode:
         num_rows, first = len(group.rows), int(group.rows[0])
         consecutive = int(group.rows[-1]) - first + 1 == num_rows
         index_L = torch.arange(group.pages_Bn.shape[1] * self._form.page_tokens)
         lengths_B1 = torch.from_numpy(group.lengths)[:, None]
-        hidden_BL = index_L >= lengths_B1
-        if window:
-            hidden_BL |= index_L < lengths_B1 - window
-        mask_B11L = self._mask(hidden_BL)[:, None, None, :]
+        first_B1 = torch.from_numpy(group.hidden)[:, None]
+        mask_B11L = self._mask((index_L >= lengths_B1) | (index_L < first_B1))[:, None, None, :]
         rows = slice(first, first + num_rows) if consecutive else torch.from_numpy(group.rows)
         return _Decode(rows, index, mask_B11L)
 
-    def _blocks(self, row: PrefillRow, window: int) -> tuple[_Block, ...]:
+    def _blocks(self, row: PrefillRow, span: AttentionSpan) -> tuple[_Block, ...]:
         blocks = []
         scores_per_query = self._form.kv_heads * row.pages_1n.shape[1] * self._form.page_tokens
         step = min(QUERY_BLOCK, max(16, BLOCK_SCORES // scores_per_query))
@@ -331,13 +336,12 @@ class EagerAttention:
             block_end = min(row.end, block_start + step)
             position = row.q_start + block_start - row.start
             seen = position + block_end - block_start
-            first_masked = 0 if window else position
             queries_Q1 = torch.arange(position, seen)[:, None]
+            first_Q1 = span.first_position(queries_Q1 + row.first_position) - row.first_position
+            sees_all = int(first_Q1[-1]) <= 0  # the last one, and so does each before it
+            first_masked = position if sees_all else 0
             keys_L = torch.arange(first_masked, seen)
-            hidden_QL = keys_L > queries_Q1
-            if window:
-                hidden_QL |= keys_L <= queries_Q1 - window
-            mask_QL = self._mask(hidden_QL)
+            mask_QL = self._mask((keys_L > queries_Q1) | (keys_L < first_Q1))
             blocks.append(_Block(block_start, block_end, first_masked, seen, mask_QL))
         return tuple(blocks)
 

@@ -142,6 +142,9 @@ class EagerStep:
             _norm_heads(attention, q_THD, kv[:, :kv_heads])
         if attention.norms_rotated or ropes is None:
             q_THD.mul_(attention.scale)
+        if attention.temperature is not None:
+            factors_T = attention.temperature.at(self._attention.positions_T)
+            q_THD.mul_(factors_T[:, None, None])
         kv_T2KD = kv.view(-1, 2, kv_heads, attention.head_dim)
         return self._attention.attend(
             attention.layer, q_THD, kv_T2KD, attention.softcap, attention.sinks_H

@@ -19,6 +19,7 @@ from services.compute.kernels.latent_chunks import (
 )
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 
@@ -50,7 +51,7 @@ class AttentionTables:
     """What all variants read, and the work lists that they write for themselves."""
 
     inputs: StepInputs
-    decode: Mapping[int, DecodeWork]  # by the layers' distinct windows
+    decode: Mapping[AttentionSpan, DecodeWork]
     prefill: PrefillWork
     page_tokens: int
     pdl: bool  # dependent launch: begin while the kernel before ends
@@ -114,7 +115,7 @@ class DecodeAttention:
     def attend(self, call: AttentionCall) -> None:
         tables = self.tables
         num_rows = min(len(call.q_THD), len(tables.inputs.row_slot_R))
-        tables.kernels.decode(call, tables.decode[call.window], num_rows, pdl=tables.pdl)
+        tables.kernels.decode(call, tables.decode[call.span], num_rows, pdl=tables.pdl)
 
 
 @dataclass(frozen=True, slots=True)

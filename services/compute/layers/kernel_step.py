@@ -45,6 +45,7 @@ from services.compute.layers.parts import (
 from services.compute.layers.products import FusedProduct, Products
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.scratch import Scratch
+from services.compute.layers.temperature import Temperature
 from services.compute.layers.weighted_layers import AnyLinear, Embedding, Norm
 
 
@@ -82,6 +83,7 @@ class KernelDevice:
     products: Products
     experts: ExpertProduct
     ropes: Mapping[RopeSpec, RotaryTables]
+    query_factors: Mapping[Temperature | None, Tensor]  # by position
     pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
     norms_behind: bool = False  # of parts, beside those before them
 
@@ -177,6 +179,7 @@ class KernelStep:
             ),
             cache.pages.entries,
             attention.num_heads,
+            query_factors_P=device.query_factors.get(attention.temperature),
             kv_scales=cache.pages.scales,
             pdl=device.pdl,
         )
@@ -186,7 +189,7 @@ class KernelStep:
             cache.page_table_NL,
             mixed_TC.view(heads),
             attention.scale,
-            attention.window,
+            attention.span,
             attention.softcap,
             cache.pages.scales,
             attention.sinks_H,

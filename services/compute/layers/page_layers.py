@@ -20,6 +20,7 @@ from services.compute.kernels.kv_format import (
     quantize,
     quantize_latents,
 )
+from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.paged_cache import PagedCache
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -271,9 +272,9 @@ _KINDS: Mapping[tuple[bool, bool], Callable[[LayerFormat, Tensor, int], PageLaye
 def layers_of(cache: PagedCache) -> tuple[PageLayers, ...]:
     """The layers of a cache's groups."""
 
-    def of_window(window: int) -> PageLayers:
-        form, count = cache.formats[window], cache.layout.layers_per_group[window]
+    def of_span(span: AttentionSpan) -> PageLayers:
+        form, count = cache.formats[span], cache.layout.layers_per_group[span]
         return _KINDS[form.is_quantized, form.latent_dim > 0](form, cache.device_pages, count)
 
-    by_window = {window: of_window(window) for window in cache.formats}
-    return tuple(by_window[window] for window in cache.layout.windows)
+    by_span = {span: of_span(span) for span in cache.formats}
+    return tuple(by_span[span] for span in cache.layout.spans)

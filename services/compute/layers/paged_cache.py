@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.kv_format import LayerFormat, LayerPages
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.transfer import Direction, PagePairs
 
 
@@ -29,49 +30,51 @@ class Place(NamedTuple):
 class CacheLayout:
     """How a model's layers share pages: in groups, so that all pages are of one size.
 
-    The layers of a group see the same positions, and so share a page table. Groups of one window
+    The layers of a group see the same positions, and so share a page table. Groups of one span
     have as many layers each; those of layers that take fewer bytes have more.
     """
 
     page_bytes: int
-    windows: tuple[int, ...]  # of each group; 0: every position
+    spans: tuple[AttentionSpan, ...]  # of each group
     places: tuple[Place, ...]  # of each layer
-    layers_per_group: Mapping[int, int]  # by window
+    layers_per_group: Mapping[AttentionSpan, int]
 
     @staticmethod
-    def of(windows: Sequence[int], layer_bytes: Mapping[int, int] | None = None) -> CacheLayout:
-        """The layout of layers with these windows, which take so many bytes each, by window.
+    def of(
+        spans: Sequence[AttentionSpan], layer_bytes: Mapping[AttentionSpan, int] | None = None
+    ) -> CacheLayout:
+        """The layout of layers that see these spans, and take so many bytes each.
 
         Their number in a group is a choice between places that stay empty (the last group of a kind
         is filled up) and tables to keep. A place in a group that sees everything counts four times:
         it has as many positions as the text. Gemma 3 27B, with 10 layers that see everything and 52
         that do not, gets six groups of 11, Gemma 3 4B, with 5 and 29, seven of 5.
         """
-        kinds = {window: list(windows).count(window) for window in dict.fromkeys(windows)}
+        kinds = {span: list(spans).count(span) for span in dict.fromkeys(spans)}
         layer_bytes = layer_bytes or dict.fromkeys(kinds, 1)
-        widest = max(layer_bytes[window] for window in kinds)
+        widest = max(layer_bytes[span] for span in kinds)
 
-        def fitting(size: int, window: int) -> int:
-            return size * widest // layer_bytes[window]
+        def fitting(size: int, span: AttentionSpan) -> int:
+            return size * widest // layer_bytes[span]
 
         def cost(size: int) -> tuple[int, int]:
-            num_groups = {w: -(-count // fitting(size, w)) for w, count in kinds.items()}
+            num_groups = {s: -(-count // fitting(size, s)) for s, count in kinds.items()}
             total = sum(num_groups.values())
-            return size * (total + 3 * num_groups.get(0, 0)) + total, -size
+            return size * (total + 3 * num_groups.get(FULL, 0)) + total, -size
 
         size = min(range(1, max(kinds.values()) + 1), key=cost)
-        per_group = {window: fitting(size, window) for window in kinds}
-        groups: list[int] = []
-        at: dict[int, Place] = {}  # the last place taken by each kind
+        per_group = {span: fitting(size, span) for span in kinds}
+        groups: list[AttentionSpan] = []
+        at: dict[AttentionSpan, Place] = {}  # the last place taken by each kind
         places = []
-        for window in windows:
-            last = at.get(window)
-            if last is None or last.number + 1 == per_group[window]:
-                at[window] = Place(len(groups), 0)
-                groups.append(window)
+        for span in spans:
+            last = at.get(span)
+            if last is None or last.number + 1 == per_group[span]:
+                at[span] = Place(len(groups), 0)
+                groups.append(span)
             else:
-                at[window] = Place(last.group, last.number + 1)
-            places.append(at[window])
+                at[span] = Place(last.group, last.number + 1)
+            places.append(at[span])
         return CacheLayout(size * widest, tuple(groups), tuple(places), per_group)
 
 
@@ -87,11 +90,11 @@ class PagedCache:
     def __init__(
         self,
         layout: CacheLayout,
-        formats: Mapping[int, LayerFormat],
+        formats: Mapping[AttentionSpan, LayerFormat],
         num_pages: tuple[int, int],
         device: torch.device,
     ) -> None:
-        """`formats` are those of layers by their window; `num_pages` of the device, the host."""
+        """`formats` are those of layers by their span; `num_pages` of the device, the host."""
         self.layout = layout
         self.formats = formats
         num_device_pages, num_host_pages = num_pages
@@ -109,7 +112,7 @@ class PagedCache:
     def layer_pages(self, layer: int) -> LayerPages:
         """One layer's part of all device pages."""
         group, number = self.layout.places[layer]
-        form = self.formats[self.layout.windows[group]]
+        form = self.formats[self.layout.spans[group]]
         return form.pages(self.device_pages, number * form.num_bytes)
 
     def clear(self, pages: Sequence[int]) -> None:

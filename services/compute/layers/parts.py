@@ -16,7 +16,9 @@ from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 from torch import Tensor
 
 from services.compute.kernels.routing import Routing
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.rope import RopeSpec
+from services.compute.layers.temperature import Temperature
 from services.compute.layers.weighted_layers import Embedding, Norm
 
 L = TypeVar("L")
@@ -144,7 +146,8 @@ class Attention(Generic[L]):
     k_norm: Norm | None = None
     norms_rotated: bool = False  # the norms come after the rotation
     norms_all_heads: bool = False  # one norm of all heads together
-    window: int = 0  # positions that a query sees, its own included; 0: all before it
+    temperature: Temperature | None = None  # None: queries do not grow with their position
+    span: AttentionSpan = FULL  # of positions that a query sees
     softcap: float = 0.0  # softcap * tanh(score / softcap); 0: as they are
     sinks_H: Tensor | None = None  # float32, a logit in every softmax that has no value
 
@@ -181,7 +184,8 @@ class LatentAttention(Generic[L]):
     query_up: L | None = None  # of the queries' latent; None: `down` makes queries
 
     num_kv_heads: ClassVar[int] = 1
-    window: ClassVar[int] = 0
+    span: ClassVar[AttentionSpan] = FULL
+    temperature: ClassVar[None] = None
     rotation_scale: ClassVar[float] = 1.0  # most of a query does not rotate
 
     @property

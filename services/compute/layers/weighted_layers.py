@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import ModelError
-from services.compute.quantization.packed import Packed, Weight, filled
+from services.compute.quantization.packed import Packed, Weight, can_multiply, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,6 @@ class KernelLinears:
 
 def _multipliable(weights: Iterable[Weight]) -> Iterator[Weight]:
     """The same ones as they come; ModelError for one that kernels for experts do not multiply."""
-    from services.compute.kernels.weight_tiles import can_multiply  # which loads Triton
-
     for weight in weights:
         if not can_multiply(weight):
             raise ModelError(

@@ -15,6 +15,7 @@ from torch import Tensor
 from common.decoder_shape import DecoderShape
 from common.expert_shape import ExpertShape
 from services.compute.kernels.routing import Routing
+from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.parts import (
     MLP,
     Activation,
@@ -74,14 +75,14 @@ class Builder(Generic[L]):
         self,
         shape: DecoderShape,
         raw: Mapping[str, Any],
-        windows: tuple[int, ...],
+        spans: tuple[AttentionSpan, ...],
         weights: WeightSource,
         make_linear: LinearMaker[L],
     ) -> None:
         self.shape = shape
         self.raw = raw
         self.needs_head = True  # False: it may be missing, as where only embeddings are made
-        self._windows = windows
+        self._spans = spans
         self._weights = weights
         self._make_linear = make_linear
         self._linears: list[L] = []
@@ -100,13 +101,13 @@ class Builder(Generic[L]):
         return self.shape.experts
 
     @property
-    def window(self) -> int:
-        """Of the layer that is being made, in tokens; 0: it attends to everything before."""
-        return self._windows[len(self._mixers)]
+    def span(self) -> AttentionSpan:
+        """Which positions the queries of the layer that is being made see."""
+        return self._spans[len(self._mixers)]
 
     @property
     def layer_type(self) -> str:
-        return "sliding_attention" if self.window else "full_attention"
+        return "full_attention" if self.span.is_full else "sliding_attention"
 
     def rounded(self, value: float) -> float:
         """A number in the dtype of the weights."""
@@ -190,7 +191,7 @@ class Builder(Generic[L]):
             out=out,
             scale=scale or shape.head_dim**-0.5,
             rope=rope,
-            window=self.window,
+            span=self.span,
             **more,
         )
         self.add_mixer(mixer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.parts import Layer, ParallelLayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
@@ -25,7 +26,7 @@ class CohereConfig(FamilyConfig):
     def rope(self) -> RopeDefaults:
         return RopeDefaults(theta=500_000.0, interleaved=True)
 
-    def rotates(self, window: int) -> bool:
+    def rotates(self, span: AttentionSpan) -> bool:
         return True
 
 
@@ -33,15 +34,15 @@ class Cohere2Config(WindowedConfig, CohereConfig):
     sliding_window: int | None = 4096
     sliding_window_pattern: int = 4
 
-    def has_window(self, layer: int) -> bool:
+    def is_local(self, layer: int) -> bool:
         return (layer + 1) % self.sliding_window_pattern != 0
 
     @property
     def rope(self) -> RopeDefaults:
         return RopeDefaults(interleaved=True)
 
-    def rotates(self, window: int) -> bool:
-        return window > 0
+    def rotates(self, span: AttentionSpan) -> bool:
+        return not span.is_full
 
 
 def build(config: CohereConfig, make: Builder[Any]) -> Decoder[Any]:
@@ -49,7 +50,7 @@ def build(config: CohereConfig, make: Builder[Any]) -> Decoder[Any]:
     rope, bias = make.rope(defaults=config.rope), config.attention_bias
 
     def layer(at: str) -> Layer[Any]:
-        turn = rope if config.rotates(make.window) else None
+        turn = rope if config.rotates(make.span) else None
         self_attn, shape = f"{at}.self_attn", make.shape
         norms: dict[str, Any] = {}
         if config.use_qk_norm:

@@ -16,7 +16,7 @@ class Exaone4Config(WindowedConfig):
     sliding_window: int | None = 4096
     sliding_window_pattern: int | str | None = 4  # or letters, L a window, G none, repeated
 
-    def has_window(self, layer: int) -> bool:
+    def is_local(self, layer: int) -> bool:
         pattern = self.sliding_window_pattern
         if isinstance(pattern, str):
             return pattern[layer % len(pattern)] == "L"
@@ -27,7 +27,7 @@ def build(config: Exaone4Config, make: Builder[Any]) -> Decoder[Any]:
     norm, rope = NormForm(config.rms_norm_eps), make.rope()
 
     def layer(at: str) -> Layer[Any]:
-        turns = config.sliding_window is None or make.window > 0
+        turns = config.sliding_window is None or not make.span.is_full
         return SerialLayer(
             Sublayer(
                 None,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from common.decoder_shape import DecoderShape, family_of, language_fields, read_shape
 from common.errors import ModelError
+from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.rope import read_rope
 from services.compute.layers.weighted_layers import LinearMaker
 from services.compute.models.builder import Builder
@@ -98,13 +99,13 @@ class ModelConfig:
     shape: DecoderShape
     family: Family
     fields: FamilyConfig
-    windows: tuple[int, ...]  # of each layer, in tokens; 0: it attends to everything before
+    spans: tuple[AttentionSpan, ...]  # which positions the queries of each layer see
 
     def build(
         self, weights: WeightSource, make_linear: LinearMaker[L], needs_head: bool = True
     ) -> Decoder[L]:
         """Take all tensors of a checkpoint; raises ModelError for what is missing or left over."""
-        make = Builder(self.shape, self.raw, self.windows, weights, make_linear)
+        make = Builder(self.shape, self.raw, self.spans, weights, make_linear)
         make.needs_head = needs_head
         return self.family.build(self.fields, make)
 
@@ -116,7 +117,6 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     try:
         read_rope(fields, shape.head_dim)  # so that it is refused before the weights are read
         known = family.config.read(fields)
-        windows = known.windows(shape.num_layers)
-        return ModelConfig(fields, shape, family, known, windows)
+        return ModelConfig(fields, shape, family, known, known.spans(shape.num_layers))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise ModelError(f"config.json makes no sense: {error}.") from error

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import ModelError
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.models.builder import Builder
 from services.compute.models.decoder import Decoder
 from services.compute.models.safetensors_files import Stack
@@ -47,36 +48,53 @@ class FamilyConfig(BaseModel):
                 f"config.json: {name} {value!r} is not supported ({first['msg']})."
             ) from None
 
-    def windows(self, num_layers: int) -> tuple[int, ...]:
-        """The window of each layer, in tokens; 0: it attends to everything before."""
-        return (0,) * num_layers
+    def spans(self, num_layers: int) -> tuple[AttentionSpan, ...]:
+        """Which positions the queries of each layer see."""
+        return (FULL,) * num_layers
 
 
-class WindowedConfig(FamilyConfig):
-    """Some layers see a window only: those that `layer_types` names, or those of a default."""
+class LocalConfig(FamilyConfig):
+    """Some layers see a part only: those that `layer_types` names, or those of a default."""
 
-    sliding_window: int | None = None
     layer_types: list[str] | None = None
+    local_type: ClassVar[str]  # of layer_types
 
-    def windows(self, num_layers: int) -> tuple[int, ...]:
-        window = self.sliding_window or 0
-        if window < 0:
-            raise ModelError(f"config.json: sliding_window must not be negative, as {window} is.")
+    @property
+    def local_span(self) -> AttentionSpan:
+        """What these see."""
+        raise NotImplementedError
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer is one of them where config.json has no `layer_types`."""
+        return True
+
+    def spans(self, num_layers: int) -> tuple[AttentionSpan, ...]:
+        local = self.local_span
         if self.layer_types is None:
-            return tuple(window * self.has_window(number) for number in range(num_layers))
-        unknown = set(self.layer_types) - {"full_attention", "sliding_attention"}
+            return tuple(local if self.is_local(number) else FULL for number in range(num_layers))
+        unknown = set(self.layer_types) - {"full_attention", self.local_type}
         if unknown or len(self.layer_types) < num_layers:
             wrong = ", ".join(sorted(unknown)) or f"{len(self.layer_types)} names"
             raise ModelError(
-                f"config.json: layer_types must be full_attention or sliding_attention for each of "
+                f"config.json: layer_types must be full_attention or {self.local_type} for each of "
                 f"{num_layers} layers, not {wrong}."
             )
-        sliding = [kind == "sliding_attention" for kind in self.layer_types[:num_layers]]
-        return tuple(window * each for each in sliding)
+        types = self.layer_types[:num_layers]
+        return tuple(local if kind == self.local_type else FULL for kind in types)
 
-    def has_window(self, layer: int) -> bool:
-        """Whether a layer has the window where config.json has no `layer_types`."""
-        return True
+
+class WindowedConfig(LocalConfig):
+    """Some layers see a window."""
+
+    sliding_window: int | None = None
+    local_type: ClassVar[str] = "sliding_attention"
+
+    @property
+    def local_span(self) -> AttentionSpan:
+        window = self.sliding_window or 0
+        if window < 0:
+            raise ModelError(f"config.json: sliding_window must not be negative, as {window} is.")
+        return AttentionSpan.window(window)
 
 
 def rotates(layer: int, no_rope_layers: list[int] | None, interval: int) -> bool:

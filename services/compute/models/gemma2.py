@@ -23,7 +23,7 @@ class Gemma2Config(WindowedConfig):
     final_logit_softcapping: float | None = 30.0
     sliding_window: int | None = 4096
 
-    def has_window(self, layer: int) -> bool:
+    def is_local(self, layer: int) -> bool:
         return layer % 2 == 0
 
 

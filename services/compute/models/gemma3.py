@@ -29,7 +29,7 @@ class Gemma3Config(Gemma2Config):
     use_bidirectional_attention: Literal[False] = False
     sliding_window_pattern: int = 6
 
-    def has_window(self, layer: int) -> bool:
+    def is_local(self, layer: int) -> bool:
         return (layer + 1) % self.sliding_window_pattern != 0
 
 

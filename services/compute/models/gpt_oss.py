@@ -41,7 +41,7 @@ class GptOssConfig(WindowedConfig):
     swiglu_alpha: float = Field(1.702, ge=1.702, le=1.702)
     swiglu_limit: float = Field(7.0, ge=7.0, le=7.0)
 
-    def has_window(self, layer: int) -> bool:
+    def is_local(self, layer: int) -> bool:
         return layer % 2 == 0
 
 

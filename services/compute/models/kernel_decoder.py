@@ -46,6 +46,8 @@ class KernelDecoder:
         shape, device, dtype = decoder.shape, decoder.device, decoder.dtype
         max_tokens, max_samples = len(inputs.tokens_T), len(inputs.sample_token_S)
         ropes = {mixer.rope for mixer in decoder.mixers if mixer.rope is not None}
+        temperatures = {mixer.temperature for mixer in decoder.mixers}
+        positions_P = torch.arange(max_positions, device=device)
         self._decoder = decoder
         self._device = KernelDevice(
             inputs=inputs,
@@ -55,6 +57,7 @@ class KernelDecoder:
             products=products,
             experts=experts,
             ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},
+            query_factors={each: each.at(positions_P) for each in temperatures if each is not None},
             pdl=pdl,
             norms_behind=decoder.layers[-1].last[0] is not None,
         )

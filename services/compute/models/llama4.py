@@ -2,21 +2,25 @@
 without weights after the rotation, and layers that see no positions.
 
 Layers that rotate attend within chunks of 8,192 tokens, and queries of the others grow with their
-position from there on: common/decoder_shape.py ends a text before.
+position from there on.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveInt
 
 from services.compute.kernels.routing import Routing
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, LayerPart, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
+from services.compute.layers.temperature import Temperature
 from services.compute.layers.weighted_layers import Norm
 from services.compute.models.builder import LLAMA_NAMES, Builder, NormForm, TopNames
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import ExpertModules
-from services.compute.models.family import Family, FamilyConfig, rotates
+from services.compute.models.family import Family, LocalConfig, rotates
 from services.compute.models.gemma3 import NAMES_BESIDE_IMAGES
 from services.compute.models.safetensors_files import Stack
 
@@ -33,14 +37,35 @@ STACKS = tuple(
 )
 
 
-class Llama4Config(FamilyConfig):
+class Llama4Config(LocalConfig):
+    local_type: ClassVar[str] = "chunked_attention"
     hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
     use_qk_norm: bool = True
     no_rope_layers: list[int] | None = None  # 1: the layer rotates
     no_rope_layer_interval: int = 4
+    attention_chunk_size: PositiveInt | None = 8192
+    attn_temperature_tuning: bool | int = True  # Meta's files have a 4
+    floor_scale: PositiveInt = 8192
+    attn_scale: float = 0.1
     num_experts_per_tok: Literal[1] = 1
+
+    @property
+    def local_span(self) -> AttentionSpan:
+        return AttentionSpan.chunk(self.attention_chunk_size) if self.attention_chunk_size else FULL
+
+    @property
+    def temperature(self) -> Temperature | None:
+        """Of layers that see no positions."""
+        tuned = self.attn_temperature_tuning
+        return Temperature(self.floor_scale, self.attn_scale) if tuned else None
+
+    def is_local(self, layer: int) -> bool:
+        return self.rotates(layer)
+
+    def rotates(self, layer: int) -> bool:
+        return rotates(layer, self.no_rope_layers, self.no_rope_layer_interval)
 
 
 def build(config: Llama4Config, make: Builder[Any], names: TopNames = LLAMA_NAMES) -> Decoder[Any]:
@@ -56,7 +81,7 @@ def build(config: Llama4Config, make: Builder[Any], names: TopNames = LLAMA_NAME
 
     def layer(at: str) -> Layer[Any]:
         number = make.layer_number
-        turns = rotates(number, config.no_rope_layers, config.no_rope_layer_interval)
+        turns = config.rotates(number)
         before = make.norm(f"{at}.input_layernorm", norm)
         heads = None
         if turns and config.use_qk_norm:
@@ -69,6 +94,7 @@ def build(config: Llama4Config, make: Builder[Any], names: TopNames = LLAMA_NAME
             q_norm=heads,
             k_norm=heads,
             norms_rotated=True,
+            temperature=None if turns else config.temperature,
         )
         return SerialLayer(
             Sublayer(before, attention),

@@ -31,7 +31,7 @@ class Olmo3Config(WindowedConfig, Olmo2Config):
     def rope(self) -> RopeDefaults:
         return RopeDefaults(theta=500_000.0, scales_windows=False)
 
-    def has_window(self, layer: int) -> bool:
+    def is_local(self, layer: int) -> bool:
         return (layer + 1) % 4 != 0
 
 

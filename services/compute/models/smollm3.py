@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
@@ -20,10 +21,11 @@ class SmolLM3Config(WindowedConfig):
     no_rope_layer_interval: int = 4
     use_sliding_window: bool = False
 
-    def windows(self, num_layers: int) -> tuple[int, ...]:
-        return super().windows(num_layers) if self.use_sliding_window else (0,) * num_layers
+    @property
+    def local_span(self) -> AttentionSpan:
+        return super().local_span if self.use_sliding_window else FULL
 
-    def has_window(self, layer: int) -> bool:
+    def is_local(self, layer: int) -> bool:
         return not self.rotates(layer)
 
     def rotates(self, layer: int) -> bool:

@@ -114,6 +114,19 @@ Weight: TypeAlias = Tensor | Packed
 """A weight [O, I] as it stands, or in fewer bytes."""
 
 
+STEP_INPUTS = 128
+"""Of a step of kernels that multiply tiles of codes, mostly."""
+
+
+def can_multiply(weight: Weight) -> bool:
+    """Whether a step has whole groups, or a group whole steps, and inputs are as they come."""
+    if not isinstance(weight, Packed):
+        return True
+    size = weight.group_size
+    fits = size % STEP_INPUTS == 0 or (STEP_INPUTS % size == 0 and size >= HALF)
+    return weight.order_I is None and (fits or weight.scales_OG.shape[1] == 1)
+
+
 CHUNK = 1 << 22
 """Numbers that are looked at together: float32 copies of them take 16 MiB each."""
 

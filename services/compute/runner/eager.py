@@ -188,13 +188,13 @@ class EagerExecutor:
             settings.page_tokens,
             shape.layer_cache_bytes(settings.page_tokens, loader.dtype.itemsize),
         )
-        self._windows = loader.layout.windows
+        self._spans = loader.layout.spans
         self._sampler = Sampler(settings.max_num_seqs, shape.vocab_size)
         self._pools: EagerPooler | None = None
         if pooling is not None:
             self._pools = EagerPooler(pooling, settings.max_num_seqs, shape.hidden_size)
         pages_per_slot = -(-limits.max_model_len // settings.page_tokens)
-        tables = len(self._windows), settings.max_num_seqs, pages_per_slot
+        tables = len(self._spans), settings.max_num_seqs, pages_per_slot
         self._tables_GNL = np.zeros(tables, dtype=np.int64)
         counts = {layer: tokens_X.numpy() for layer, tokens_X in model.expert_tokens.items()}
         self._counters = HostCounters(counts) if counts else None
@@ -257,8 +257,8 @@ class EagerExecutor:
         tables_GRL = self._tables_GNL[:, :, :num_pages][:, rows.slots_R]
         num_decodes = step.header[NUM_DECODE_ROWS]
         works = tuple(
-            plan_attention(q_start, q_len, tables, num_decodes, self._geometry, window)
-            for tables, window in zip(tables_GRL, self._windows, strict=True)
+            plan_attention(q_start, q_len, tables, num_decodes, self._geometry, span)
+            for tables, span in zip(tables_GRL, self._spans, strict=True)
         )
         attention = EagerAttention(self._cache, works, self._layers)
         x_TE = yield from self._model.forward(torch.from_numpy(rows.tokens_T), attention)

@@ -19,6 +19,7 @@ from common.model_folder import Pooling, eos_token_ids, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
 from services.compute.config import ComputeSettings
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVGroup, KVMemory
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.weighted_layers import LinearMaker
@@ -106,41 +107,41 @@ class ModelLoader:
         return self.max_prefill_tokens + self.settings.max_num_seqs
 
     @property
-    def formats(self) -> dict[int, LayerFormat]:
-        """How a layer's keys and values lie in a page, by its window.
+    def formats(self) -> dict[AttentionSpan, LayerFormat]:
+        """How a layer's keys and values lie in a page, by its span.
 
-        Layers with a window stay as they are, beside those without one: they hold few positions of
-        a long text, so that there is little to save.
+        Layers that see a part stay as they are, beside those that see all: they hold few positions
+        of a long text, so that there is little to save.
         """
-        model, windows = self.config.shape, set(self.config.windows)
+        model, spans = self.config.shape, set(self.config.spans)
         entry = KV_CACHE_DTYPES.get(self.settings.kv_cache_dtype, self.dtype)
         if model.latent is not None:
             width, latent_dim = model.latent.entry_dim, model.latent.latent_dim
             sizes = (1, self.settings.page_tokens, width, self.dtype)
-            return {0: LayerFormat(*sizes, entry, latent_dim)}
+            return {FULL: LayerFormat(*sizes, entry, latent_dim)}
         sizes = (model.num_kv_heads, self.settings.page_tokens, model.head_dim, self.dtype)
         return {
-            window: LayerFormat(*sizes, self.dtype if window and 0 in windows else entry)
-            for window in windows
+            span: LayerFormat(*sizes, entry if span.is_full or FULL not in spans else self.dtype)
+            for span in spans
         }
 
     @property
     def layout(self) -> CacheLayout:
-        sizes = {window: form.num_bytes for window, form in self.formats.items()}
-        return CacheLayout.of(self.config.windows, sizes)
+        sizes = {span: form.num_bytes for span, form in self.formats.items()}
+        return CacheLayout.of(self.config.spans, sizes)
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
         layout = self.layout
         return tuple(
             KVGroup(
-                kind="mla" if self.config.shape.latent else "window" if window else "full",
-                num_layers=layout.layers_per_group[window],
+                kind="mla" if self.config.shape.latent else "full" if span.is_full else "window",
+                num_layers=layout.layers_per_group[span],
                 page_tokens=self.settings.page_tokens,
                 page_bytes=layout.page_bytes,
-                window=window,
+                span=span,
             )
-            for window in layout.windows
+            for span in layout.spans
         )
 
     @property

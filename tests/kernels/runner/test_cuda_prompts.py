@@ -54,13 +54,23 @@ def test_scores_are_those_of_transformers_however_the_prompts_are_cut(
             assert heard[number].tokens == greedy_ids(model, prompt, 2)
 
 
+def test_scores_of_a_model_that_sees_chunks_are_those_of_transformers(
+    tmp_path: Path, device: torch.device
+) -> None:
+    model, prompt = make_model("llama4"), PROMPTS[0]
+    runner = load_runner(save_model(model, tmp_path), SETTINGS, device)
+    heard, _ = run_prompts(runner, [scored(0, prompt, 3, 3)], 21)
+    check_scores(heard[0], logits_of(model, prompt), prompt, 3)
+    assert heard[0].tokens == greedy_ids(model, prompt, 3)
+
+
 @pytest.mark.gpu
 def test_scores_are_told_once_however_often_pages_are_short(
     family: tuple[PackingRunner, PreTrainedModel],
 ) -> None:
     runner, model = family
-    windows = [group.window for group in runner.spec().kv_groups]
-    num_pages = 9 if all(windows) else 11 if any(windows) else 14  # windows take fewer
+    full = [group.span.is_full for group in runner.spec().kv_groups]
+    num_pages = 14 if all(full) else 11 if any(full) else 9  # windows take fewer
     for num_host_pages in (0, 5):
         requests = [scored(n, prompt, 3, 20) for n, prompt in enumerate(PROMPTS)]
         spec = {**FEW_PAGES, "num_pages": num_pages, "num_host_pages": num_host_pages}

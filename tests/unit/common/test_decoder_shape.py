@@ -53,11 +53,3 @@ def test_positions_are_read_as_rotation_is() -> None:
     outside = {**QWEN25, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
     outside["original_max_position_embeddings"] = 20000
     assert read_shape(outside).max_position_embeddings == 40000
-
-
-def test_a_text_ends_before_attention_to_it_does() -> None:
-    scout = {**QWEN25, "architectures": ["Llama4ForCausalLM"], "num_local_experts": 4}
-    assert read_shape(scout).max_position_embeddings == 8191
-    assert read_shape({**scout, "attention_chunk_size": 512}).max_position_embeddings == 512
-    assert read_shape({**scout, "attention_chunk_size": None}).max_position_embeddings == 8191
-    assert read_shape({**scout, "max_position_embeddings": 64}).max_position_embeddings == 64

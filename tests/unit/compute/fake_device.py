@@ -16,7 +16,7 @@ is computed at once, that other row is taken first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,6 +37,7 @@ from services.compute.step import (
     StepPlan,
     StepResult,
 )
+from tests.spans import Sizes, spans_of
 
 EOS = 1
 Page = list[tuple[int, int, int]]
@@ -44,13 +45,14 @@ EMPTY = (-1, 0, -1)  # (token, prefix hash, group) of a position that was never 
 DAMAGED = (-7, 0, -1)  # what a broken step leaves behind: a row that reads it computes nonsense
 
 
-def make_groups(windows: Sequence[int], page_tokens: int = 4) -> tuple[KVGroup, ...]:
-    """Cache groups by their windows; 0 is one that sees all positions."""
-    kinds: dict[bool, Literal["full", "window"]] = {False: "full", True: "window"}
-    return tuple(KVGroup(kinds[window > 0], 1, page_tokens, 1, window) for window in windows)
+def make_groups(windows: Sizes, page_tokens: int = 4) -> tuple[KVGroup, ...]:
+    """Cache groups by their windows or spans; 0 is one that sees all positions."""
+    kinds: dict[bool, Literal["full", "window"]] = {True: "full", False: "window"}
+    spans = spans_of(windows)
+    return tuple(KVGroup(kinds[span.is_full], 1, page_tokens, 1, span) for span in spans)
 
 
-def make_spec(pooling: str = "", windows: Sequence[int] = (0,), **changes: int) -> RunnerSpec:
+def make_spec(pooling: str = "", windows: Sizes = (0,), **changes: int) -> RunnerSpec:
     """A small runner: pages of 4 tokens, a vocabulary of 32 ids, one group that sees everything."""
     page_tokens = changes.pop("page_tokens", 4)
     values: dict[str, int] = {
@@ -146,7 +148,7 @@ class FakeDevice:
     def __init__(self, spec: RunnerSpec) -> None:
         self.spec = spec
         self.page_tokens = spec.kv_groups[0].page_tokens
-        self.windows = [group.window for group in spec.kv_groups]
+        self.spans = [group.span for group in spec.kv_groups]
         self.unowned: Iterable[int] = ()  # pages that no row of the next step may read
         self.returned: frozenset[int] = frozenset()  # such that a transfer still reads or writes
         self.transfers: list[tuple[Transfer, list[Page]]] = []  # with what they should read
@@ -177,7 +179,7 @@ class FakeDevice:
         groups = plan.page_group if len(plan.page_group) else np.zeros_like(plan.page_id)
         columns = (plan.page_slot, groups, plan.page_index, plan.page_id)
         for slot, group, index, page in zip(*(c.tolist() for c in columns), strict=True):
-            assert 0 <= group < len(self.windows)
+            assert 0 <= group < len(self.spans)
             self.slots[slot].pages[group, index] = page
         self._check_shape(plan)
         self._check_owners(plan)
@@ -241,7 +243,7 @@ class FakeDevice:
         for column in (plan.row_slot, plan.tokens, plan.q_start, plan.sample_index, plan.page_id):
             assert column.dtype == np.int32
         assert plan.page_group.dtype == np.int32
-        assert len(plan.page_group) == len(plan.page_id) or len(self.windows) == 1
+        assert len(plan.page_group) == len(plan.page_id) or len(self.spans) == 1
 
     def _check_owners(self, plan: StepPlan) -> None:
         """A page that rows of this step use is one group's, and at one place in all of them."""
@@ -249,19 +251,14 @@ class FakeDevice:
         arriving = self.under_way(on_host=False, written=True)
         for row, slot in enumerate(plan.row_slot.tolist()):
             start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
-            for group in range(len(self.windows)):
-                first = self._seen_from(group, start) // self.page_tokens
+            for group in range(len(self.spans)):
+                first = self.spans[group].first_position(start) // self.page_tokens
                 for index in range(first, -(-stop // self.page_tokens)):
                     page = self.slots[slot].pages[group, index]
                     assert page not in arriving, "a row uses a page that is not there yet"
                     assert page not in self.returned, "a row uses a page that was given back"
                     owner = owners.setdefault(page, (group, index))
                     assert owner == (group, index), f"page {page} has two owners"
-
-    def _seen_from(self, group: int, position: int) -> int:
-        """The first position that a query sees."""
-        window = self.windows[group]
-        return max(position + 1 - window, 0) if window else 0
 
     def _forward(self, plan: StepPlan, damaged: bool) -> list[list[int]]:
         """Write the rows' positions; return each row's prefix hashes, one after each token."""
@@ -284,7 +281,7 @@ class FakeDevice:
                     slot.last, slot.length, slot.index = token, position, -1
                 prefix = extend(prefix, token)
                 prefixes[row].append(prefix)
-                for group in range(len(self.windows)):
+                for group in range(len(self.spans)):
                     place = page, offset = self._place(slot, group, position)
                     assert page not in leaving, "a row writes to a page that is still read"
                     assert written.setdefault(place, prefix) == prefix, "two rows, one place"
@@ -298,8 +295,8 @@ class FakeDevice:
             slot = self.slots[int(plan.row_slot[row])]
             start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
             row_reads, row_writes = set(), set()
-            for group in range(len(self.windows)):
-                seen = range(self._seen_from(group, start), start)
+            for group in range(len(self.spans)):
+                seen = range(self.spans[group].first_position(start), start)
                 row_reads |= {self._place(slot, group, position) for position in seen}
                 row_writes |= {self._place(slot, group, p) for p in range(start, stop)}
             reads.append(row_reads)
@@ -323,7 +320,7 @@ class FakeDevice:
 
         Returns the hash of all their tokens, also of those that no group sees any more.
         """
-        prefixes = {self._read_group(slot, group, length) for group in range(len(self.windows))}
+        prefixes = {self._read_group(slot, group, length) for group in range(len(self.spans))}
         if DAMAGED[0] in prefixes:
             return DAMAGED[0]
         prefixes.discard(None)
@@ -332,7 +329,7 @@ class FakeDevice:
         return prefixes.pop() or 0
 
     def _read_group(self, slot: Slot, group: int, length: int) -> int | None:
-        first = self._seen_from(group, length)
+        first = self.spans[group].first_position(length)
         prefix = 0 if first == 0 else None
         for position in range(first, length):
             page, offset = self._place(slot, group, position)

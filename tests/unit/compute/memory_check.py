@@ -79,7 +79,9 @@ def check_kind(kind: PageKind, tables: list[PageTable]) -> list[int]:
         assert node.refs == holders[key]
         assert node.detached is (key not in findable)
         if node.page == NO_PAGE:
-            assert kind.window and node.children and not node.refs, "a node that leads nowhere"
+            assert not kind.span.is_full and node.children and not node.refs, (
+                "a node that leads nowhere"
+            )
     idle = [node for node in findable.values() if not node.refs and node.page != NO_PAGE]
     assert set(kind.tree._idle) == set(idle)
     return owned
@@ -135,8 +137,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     by_slot = {s.slot: s for s in running if s.status is Status.RUNNING}
     for slot, start, stop in zip(plan.row_slot, plan.q_start, plan.pos_upper, strict=True):
         for table in tables_of(by_slot[int(slot)].table):
-            kind = table._kind
-            seen = max(int(start) + 1 - kind.window, 0) if kind.window else 0
+            seen = table._kind.span.first_position(int(start))
             assert table.first * table.page_tokens <= seen, "a page was released too early"
             assert stop <= table.room, "a position without a page"
 

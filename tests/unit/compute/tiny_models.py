@@ -11,6 +11,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -93,7 +95,16 @@ OF_ONE_TEST: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         GptOssForCausalLM,
         {"head_dim": 32, "intermediate_size": 48, "num_local_experts": 6, "sliding_window": 24},
     ),
-}
+    "llama4": (  # a layer of chunks, then one without positions whose queries grow
+        Llama4TextConfig,
+        Llama4ForCausalLM,
+        {
+            "head_dim": 32, "num_hidden_layers": 2, "no_rope_layer_interval": 2,
+            "attention_chunk_size": 12, "floor_scale": 5, "attn_scale": 0.7,
+            "num_local_experts": 4, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 80,
+        },
+    ),
+}  # fmt: skip
 
 
 def make_model(variant: str, seed: int = 7, **more: Any) -> PreTrainedModel:

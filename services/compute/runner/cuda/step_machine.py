@@ -133,7 +133,7 @@ class StepMachine:
         self._row_buckets = row_buckets(sizes.max_rows)
         self._token_buckets = token_buckets(sizes.max_tokens)
         max_pages = -(-sizes.max_positions // sizes.page_tokens)
-        num_groups = len(sizes.layout.windows)
+        num_groups = len(sizes.layout.spans)
         self.inputs = StepInputs.make(sizes.max_tokens, sizes.max_rows, device, num_groups)
         self.resident = Resident.make(sizes.max_rows, max_pages, NUM_WORDS, device, num_groups)
         upload_ints = packed_size(
@@ -286,10 +286,9 @@ class StepMachine:
             extra_programs=programs,
             one_wave=shape.latent is not None,
         )
-        windows = sorted(set(sizes.layout.windows))
         tables = AttentionTables(
             inputs=self.inputs,
-            decode={window: decode.for_window(window) for window in windows},
+            decode={span: decode.for_span(span) for span in dict.fromkeys(sizes.layout.spans)},
             prefill=PrefillWork.make(sizes.max_tokens, sizes.max_rows, group, device),
             page_tokens=sizes.page_tokens,
             pdl=pdl,

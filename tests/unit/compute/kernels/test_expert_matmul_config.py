@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from services.compute.kernels.expert_matmul_config import (
-    STEP_INPUTS,
     ExpertStack,
     expert_config,
     way,
 )
 from services.compute.quantization.at_load import Quantization, quantized
+from services.compute.quantization.packed import STEP_INPUTS
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4", "fp4"])

@@ -7,7 +7,7 @@ group's part of a text's tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -22,16 +22,21 @@ from hypothesis.stateful import (
     rule,
 )
 
+from services.compute.kernels.span import AttentionSpan
 from services.compute.kv.memory import KVMemory, PageKind
 from services.compute.kv.page_table import PageTable, PageTables, Paths, WindowTable, make_table
 from tests.cases import num_cases
+from tests.spans import Sizes
 from tests.unit.compute.fake_device import make_groups
 from tests.unit.compute.memory_check import check_memory, pages_of, tables_of
 
 PAGE_TOKENS = 2
 MAX_CHUNK = 8
-# Windows of the groups; 0 sees everything.
-MODELS = [(0,), (4,), (3, 3), (0, 5), (0, 3, 3, 3, 3, 3), (7, 0, 2)]
+# Windows of the groups, or chunks; 0 sees everything.
+MODELS = [
+    *((0,), (4,), (3, 3), (0, 5), (0, 3, 3, 3, 3, 3), (7, 0, 2)),
+    *((AttentionSpan.chunk(6),), (0, AttentionSpan.chunk(5)), (AttentionSpan.chunk(3), 0, 2)),
+]
 
 Content = tuple[int, str, bytes]  # of a full page: its group, and all tokens up to its end
 
@@ -61,8 +66,7 @@ class Text:
 
 def needed(kind: PageKind, position: int) -> range:
     """The pages, all of them full, that a query at this position reads, but for its own."""
-    first = max(position + 1 - kind.window, 0) if kind.window else 0
-    return range(first // PAGE_TOKENS, position // PAGE_TOKENS)
+    return range(kind.span.first_position(position) // PAGE_TOKENS, position // PAGE_TOKENS)
 
 
 class MemoryHistory(RuleBasedStateMachine):
@@ -74,7 +78,7 @@ class MemoryHistory(RuleBasedStateMachine):
     texts = Bundle("texts")
 
     @initialize(windows=st.sampled_from(MODELS))
-    def start(self, windows: Sequence[int]) -> None:
+    def start(self, windows: Sizes) -> None:
         groups = make_groups(windows, PAGE_TOKENS)
         self.memory = KVMemory(12 * len(windows), 0, groups)
         self.live: list[Text] = []

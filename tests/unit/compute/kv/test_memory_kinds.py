@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.page_table import PageTable, PageTables, make_table
 from services.compute.kv.prefix_tree import Node
@@ -52,10 +53,10 @@ def path(memory: KVMemory, kind: int = 0) -> list[Node]:
 
 def test_groups_of_the_same_window_move_in_lockstep() -> None:
     memory = make_memory((8, 0, 8, 4, 0))
-    assert [(kind.window, kind.groups.tolist()) for kind in memory.kinds] == [
-        (0, [1, 4]),
-        (4, [3]),
-        (8, [0, 2]),
+    assert [(kind.span, kind.groups.tolist()) for kind in memory.kinds] == [
+        (FULL, [1, 4]),
+        (AttentionSpan.window(8), [0, 2]),
+        (AttentionSpan.window(4), [3]),
     ]
 
 
@@ -68,7 +69,7 @@ def test_a_kind_to_come_is_refused_by_name() -> None:
 def test_latents_are_kept_for_as_long_as_keys_and_values_are() -> None:
     (group,) = make_groups((0,))
     (kind,) = KVMemory(8, 0, [replace(group, kind="mla")]).kinds
-    assert kind.window == 0
+    assert kind.span == FULL
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,8 @@ def test_latents_are_kept_for_as_long_as_keys_and_values_are() -> None:
     [
         ({"page_tokens": 8}, "page_tokens"),
         ({"page_bytes": 8}, "page_bytes"),
-        ({"window": 8}, "'full' has a window of 8"),
-        ({"kind": "window"}, "'window' has a window of 0"),
+        ({"span": AttentionSpan.window(8)}, "'full' has a AttentionSpan"),
+        ({"kind": "window"}, "'window' has a AttentionSpan"),
     ],
 )
 def test_groups_that_cannot_share_a_pool_are_refused(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat, quantize
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers import eager_attention
 from services.compute.layers.eager_attention import (
     AttentionWork,
@@ -22,6 +23,7 @@ from services.compute.layers.eager_attention import (
 )
 from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
+from tests.spans import span_of, spans_of
 
 CPU = torch.device("cpu")
 PAGE_TOKENS, KV_HEADS, GROUP, WIDTH = 4, 2, 3, 8
@@ -30,17 +32,17 @@ GEOMETRY = Geometry(PAGE_TOKENS, LAYER_BYTES)
 ENTRIES = (torch.float32, FP8, INT8)
 
 
-def make_cache(windows: Sequence[int], num_pages: int, entry: torch.dtype) -> PagedCache:
+def make_cache(spans: Sequence[AttentionSpan], num_pages: int, entry: torch.dtype) -> PagedCache:
     """Layers with windows stay float32 beside others without."""
     formats = {
-        window: LayerFormat(
+        span: LayerFormat(
             KV_HEADS, PAGE_TOKENS, WIDTH, torch.float32,
-            torch.float32 if window and 0 in windows else entry,
+            entry if span.is_full or FULL not in spans else torch.float32,
         )
-        for window in windows
+        for span in spans
     }  # fmt: skip
-    sizes = {window: form.num_bytes for window, form in formats.items()}
-    return PagedCache(CacheLayout.of(windows, sizes), formats, (num_pages, 0), CPU)
+    sizes = {span: form.num_bytes for span, form in formats.items()}
+    return PagedCache(CacheLayout.of(spans, sizes), formats, (num_pages, 0), CPU)
 
 
 def stored(x: Tensor, form: LayerFormat) -> Tensor:
@@ -60,12 +62,16 @@ PLAIN = Softmax(0.0, None)
 
 
 def reference(
-    q: Tensor, kv: Sequence[Tensor], q_start: int, window: int = 0, softmax: Softmax = PLAIN
+    q: Tensor,
+    kv: Sequence[Tensor],
+    q_start: int,
+    span: AttentionSpan = FULL,
+    softmax: Softmax = PLAIN,
 ) -> Tensor:
     """[Q, H, D] queries at q_start on over [L, K, D] keys and values; q is scaled already."""
-    keys = torch.arange(len(kv[0]))
-    queries = torch.arange(q_start, q_start + len(q))[:, None]
-    seen = (keys <= queries) & ((keys > queries - window) if window else torch.tensor(True))
+    seen = torch.zeros(len(q), len(kv[0]), dtype=torch.bool)
+    for index, position in enumerate(range(q_start, q_start + len(q))):
+        seen[index, span.first_position(position) : position + 1] = True
     k, v = (x.repeat_interleave(GROUP, dim=1).transpose(0, 1) for x in kv)
     scores = q.transpose(0, 1) @ k.transpose(1, 2)
     if softmax.softcap:
@@ -84,55 +90,67 @@ ROW = st.tuples(st.integers(0, 40), st.integers(1, 12))
 @given(
     decode=st.lists(st.integers(0, 50), max_size=6),
     prefill=st.lists(ROW, max_size=3),
-    windows=st.sampled_from([(0,), (1,), (7,), (0, 0), (7, 7, 7), (7, 0), (0, 7, 7, 1)]),
+    spans=st.sampled_from(
+        [
+            (0,),
+            (1,),
+            (7,),
+            (0, 0),
+            (7, 7, 7),
+            (7, 0),
+            (0, 7, 7, 1),
+            (AttentionSpan.chunk(10),),
+            (AttentionSpan.chunk(7), 0),
+        ]
+    ).map(spans_of),
     form=st.sampled_from([(0.0, False), (2.0, False), (0.0, True), (2.0, True)]),
     entry=st.sampled_from(ENTRIES),
     seed=st.integers(0, 99),
 )
-def test_any_mix_of_rows_in_layers_of_any_windows(
+def test_any_mix_of_rows_in_layers_of_any_spans(
     decode: list[int],
     prefill: list[tuple[int, int]],
-    windows: tuple[int, ...],
+    spans: tuple[AttentionSpan, ...],
     form: tuple[float, bool],
     entry: torch.dtype,
     seed: int,
 ) -> None:
-    """Pages that lie wholly before a window are another sequence's by then: here, not a number."""
+    """Pages that lie wholly before a span are another sequence's by then: here, not a number."""
     rows = [(start, 1) for start in decode] + prefill
     if not rows:
         return
     torch.manual_seed(seed)
     total_pages = [-(-(start + count) // PAGE_TOKENS) for start, count in rows]
-    layout = make_cache(windows, 0, entry).layout
-    num_pages = sum(total_pages) * len(layout.windows) + 1
+    layout = make_cache(spans, 0, entry).layout
+    num_pages = sum(total_pages) * len(layout.spans) + 1
     *order, strange = torch.randperm(num_pages).tolist()
-    tables = np.zeros((len(layout.windows), len(rows), 20), dtype=np.int64)
+    tables = np.zeros((len(layout.spans), len(rows), 20), dtype=np.int64)
     for table in tables:
         for row, count in enumerate(total_pages):
             table[row, :count] = [order.pop() for _ in range(count)]
-    cache = make_cache(windows, num_pages, entry)
+    cache = make_cache(spans, num_pages, entry)
     cache.device_pages.fill_(255)  # not a number in any format
     layers = layers_of(cache)
     sequences = [
-        torch.randn(2, len(windows), start + count, KV_HEADS, WIDTH) for start, count in rows
+        torch.randn(2, len(spans), start + count, KV_HEADS, WIDTH) for start, count in rows
     ]
     softmax = Softmax(form[0], torch.randn(KV_HEADS * GROUP) * 3 if form[1] else None)
 
-    def step(spans: list[tuple[int, int]], which: list[int], num_decode: int) -> None:
-        starts, counts = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
+    def step(parts: list[tuple[int, int]], which: list[int], num_decode: int) -> None:
+        starts, counts = (np.array(column, dtype=np.int64) for column in zip(*parts, strict=True))
         works = tuple(
-            plan_attention(starts, counts, table[which], num_decode, GEOMETRY, window)
-            for table, window in zip(tables, layout.windows, strict=True)
+            plan_attention(starts, counts, table[which], num_decode, GEOMETRY, span)
+            for table, span in zip(tables, layout.spans, strict=True)
         )
         attention = EagerAttention(cache, works, layers)
-        positions = torch.cat([torch.arange(s, s + c) for s, c in spans])
+        positions = torch.cat([torch.arange(s, s + c) for s, c in parts])
         assert torch.equal(attention.positions_T, positions)
-        for layer, window in enumerate(windows):
+        for layer, span in enumerate(spans):
             k, v = (
                 torch.cat(
                     [
                         sequences[r][i, layer, s : s + c]
-                        for r, (s, c) in zip(which, spans, strict=True)
+                        for r, (s, c) in zip(which, parts, strict=True)
                     ]
                 )
                 for i in (0, 1)
@@ -141,18 +159,18 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
             kv = torch.stack((k, v), 1)
             out = attention.attend(layer, queries, kv, *softmax).view_as(queries)
             first = 0
-            for r, (s, c) in zip(which, spans, strict=True):
-                seen = stored(sequences[r][:, layer, : s + c], cache.formats[window])
-                expected = reference(queries[first : first + c], seen, s, window, softmax)
+            for r, (s, c) in zip(which, parts, strict=True):
+                seen = stored(sequences[r][:, layer, : s + c], cache.formats[span])
+                expected = reference(queries[first : first + c], seen, s, span, softmax)
                 torch.testing.assert_close(out[first : first + c], expected, rtol=1e-4, atol=1e-5)
                 first += c
 
     before = [r for r, (start, _) in enumerate(rows) if start]
     if before:
         step([(0, rows[r][0]) for r in before], before, 0)
-    for table, window in zip(tables, layout.windows, strict=True):
+    for table, span in zip(tables, layout.spans, strict=True):
         for row, (start, _) in enumerate(rows):
-            table[row, : max(0, start - window + 1) // PAGE_TOKENS * bool(window)] = strange
+            table[row, : span.first_position(start) // PAGE_TOKENS] = strange
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager_attention, "FUSED_POSITIONS", (0, 64, 4096)[seed % 3])
         step(rows, list(range(len(rows))), len(decode))
@@ -162,7 +180,7 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
 def plan(lengths: list[int], window: int = 0) -> AttentionWork:
     tables = np.arange(len(lengths) * 64).reshape(len(lengths), 64)
     starts, ones = np.array(lengths, dtype=np.int64) - 1, np.ones(len(lengths), np.int64)
-    return plan_attention(starts, ones, tables, len(lengths), GEOMETRY, window)
+    return plan_attention(starts, ones, tables, len(lengths), GEOMETRY, span_of(window))
 
 
 def test_one_long_row_does_not_pad_all() -> None:
@@ -190,7 +208,7 @@ def test_a_group_does_not_outgrow_the_workspace(monkeypatch: pytest.MonkeyPatch)
 def test_pages_that_are_filled_in_part_are_cleared_once(window: int) -> None:
     tables = np.arange(40).reshape(4, 10)
     starts, counts = np.array([0, 4, 5, 6]), np.array([6, 4, 1, 3])
-    work = plan_attention(starts, counts, tables, 0, GEOMETRY, window)
+    work = plan_attention(starts, counts, tables, 0, GEOMETRY, span_of(window))
     # row 0 leaves page 1 half empty; row 1 fills its page; row 2 goes on in one that was begun;
     # row 3 fills its page 1 and begins page 2
     assert work.clear_pages.tolist() == [1, 32]
@@ -199,7 +217,7 @@ def test_pages_that_are_filled_in_part_are_cleared_once(window: int) -> None:
 def test_a_chunk_reads_from_the_first_page_that_its_first_query_sees() -> None:
     tables = np.arange(100, 120)[None, :]
     for window, first in ((0, 100), (1, 105), (2, 105), (3, 104), (22, 100)):
-        work = plan_attention(np.array([21]), np.array([6]), tables, 0, GEOMETRY, window)
+        work = plan_attention(np.array([21]), np.array([6]), tables, 0, GEOMETRY, span_of(window))
         (row,) = work.prefill
         assert row.pages_1n.tolist() == [list(range(first, 107))]
         assert row.q_start == 21 - 4 * (first - 100)
@@ -209,12 +227,12 @@ def test_query_blocks_do_not_change_the_outcome(monkeypatch: pytest.MonkeyPatch)
     torch.manual_seed(0)
     q, k, v = torch.randn(30, 6, WIDTH), torch.randn(30, 2, WIDTH), torch.randn(30, 2, WIDTH)
     table = np.arange(8)[None, :]
-    for window in (0, 9):
+    for span in spans_of((0, 9, AttentionSpan.chunk(9))):
         outs = []
         for block in (128, 7):
             monkeypatch.setattr(eager_attention, "QUERY_BLOCK", block)
-            cache = make_cache([window], 8, torch.float32)
-            work = plan_attention(np.array([0]), np.array([30]), table, 0, GEOMETRY, window)
+            cache = make_cache([span], 8, torch.float32)
+            work = plan_attention(np.array([0]), np.array([30]), table, 0, GEOMETRY, span)
             attention = EagerAttention(cache, (work,), layers_of(cache))
             outs.append(attention.attend(0, q, torch.stack((k, v), 1), 0.0))
         torch.testing.assert_close(outs[0], outs[1])
@@ -233,7 +251,7 @@ def test_what_is_lost_is_lost_by_rounding_entries_alone(
     torch.manual_seed(1)
     kv_heads, width, length = 2, 64, 700
     form = LayerFormat(kv_heads, 16, width, dtype, entry)
-    cache = PagedCache(CacheLayout.of([0], {0: form.num_bytes}), {0: form}, (44, 0), CPU)
+    cache = PagedCache(CacheLayout.of([FULL], {FULL: form.num_bytes}), {FULL: form}, (44, 0), CPU)
     q = (torch.randn(length, kv_heads * GROUP, width) / 8).to(dtype)
     k, v = torch.randn(2, length, kv_heads, width).to(dtype)
     geometry, table = Geometry(16, 2 * kv_heads * 16 * width * 4), np.arange(44)[None, :]

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from services.compute.kernels.kv_format import FP8, INT8, LARGEST, LayerFormat, dequantize
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import decode, layers_of
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
+from tests.spans import spans_of
 
 CPU = torch.device("cpu")
 KV_HEADS, PAGE_TOKENS, WIDTH = 2, 4, 8
@@ -18,11 +20,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def make_cache(dtype: torch.dtype, entry: torch.dtype | None) -> PagedCache:
     """Three layers, one of them with a window and never quantized."""
     formats = {
-        window: LayerFormat(KV_HEADS, PAGE_TOKENS, WIDTH, dtype, kind or dtype)
-        for window, kind in ((0, entry), (8, None))
+        span: LayerFormat(KV_HEADS, PAGE_TOKENS, WIDTH, dtype, kind or dtype)
+        for span, kind in ((FULL, entry), (AttentionSpan.window(8), None))
     }
-    sizes = {window: form.num_bytes for window, form in formats.items()}
-    cache = PagedCache(CacheLayout.of([0, 8, 0], sizes), formats, (8, 0), CPU)
+    sizes = {span: form.num_bytes for span, form in formats.items()}
+    cache = PagedCache(CacheLayout.of(spans_of([0, 8, 0]), sizes), formats, (8, 0), CPU)
     cache.device_pages.zero_()
     return cache
 
@@ -48,7 +50,7 @@ def test_what_is_written_is_in_the_pages_of_its_layer_alone_and_is_gathered_from
         after = {n: dequantize(cache.layer_pages(n), torch.float64) for n in of_group}
         expected = kv_T2KD.double()
         found = after[layer][pages, :, :, offsets]
-        assert (found - expected).abs().max() < (0.2 if cache.formats[0].is_quantized else 1e-9)
+        assert (found - expected).abs().max() < (0.2 if cache.formats[FULL].is_quantized else 1e-9)
         after[layer][pages, :, :, offsets] = 0.0
         before[layer][pages, :, :, offsets] = 0.0
         assert all(torch.equal(before[n][own], after[n][own]) for n in of_group)

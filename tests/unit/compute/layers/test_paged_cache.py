@@ -10,9 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.compute.kernels.kv_format import FP8, LayerFormat
+from services.compute.kernels.span import FULL
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import CacheLayout, PagedCache, copy_pages
 from services.compute.step import int32_array
+from tests.spans import span_of, spans_of
 
 CPU = torch.device("cpu")
 
@@ -37,23 +39,25 @@ MODELS = {  # windows of layers; groups by window, and layers in each
 def check(windows: list[int], layout: CacheLayout) -> None:
     """No layer is lost or doubled, and each is in a group of its window."""
     assert len(layout.places) == len(set(layout.places)) == len(windows)
-    for window, place in zip(windows, layout.places, strict=True):
-        assert layout.windows[place.group] == window
-        assert 0 <= place.number < layout.layers_per_group[layout.windows[place.group]]
+    for span, place in zip(spans_of(windows), layout.places, strict=True):
+        assert layout.spans[place.group] == span
+        assert 0 <= place.number < layout.layers_per_group[layout.spans[place.group]]
     used = Counter(place.group for place in layout.places)
-    assert set(used) == set(range(len(layout.windows)))
-    for window, count in Counter(windows).items():  # only the last group of a kind has room left
-        groups = [used[g] for g, other in enumerate(layout.windows) if other == window]
-        assert len(groups) == -(-count // layout.layers_per_group[window])
-        assert set(groups[:-1]) <= {layout.layers_per_group[window]}
+    assert set(used) == set(range(len(layout.spans)))
+    for span, count in Counter(
+        spans_of(windows)
+    ).items():  # only the last group of a kind has room left
+        groups = [used[g] for g, other in enumerate(layout.spans) if other == span]
+        assert len(groups) == -(-count // layout.layers_per_group[span])
+        assert set(groups[:-1]) <= {layout.layers_per_group[span]}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_of_one_window_share_pages_of_one_size(name: str) -> None:
     windows, groups, size = MODELS[name]
-    layout = CacheLayout.of(windows)
+    layout = CacheLayout.of(spans_of(windows))
     check(windows, layout)
-    assert Counter(layout.windows) == groups
+    assert Counter(layout.spans) == {span_of(window): count for window, count in groups.items()}
     assert set(layout.layers_per_group.values()) == {size} == {layout.page_bytes}
 
 
@@ -63,16 +67,16 @@ def test_layers_of_one_window_share_pages_of_one_size(name: str) -> None:
 def test_any_windows_have_a_layout_that_costs_no_more_than_a_table_for_each_layer(
     windows: list[int],
 ) -> None:
-    layout = CacheLayout.of(windows)
+    layout = CacheLayout.of(spans_of(windows))
     check(windows, layout)
-    groups = len(layout.windows)
-    places = layout.page_bytes * (groups + 3 * layout.windows.count(0))
+    groups = len(layout.spans)
+    places = layout.page_bytes * (groups + 3 * layout.spans.count(FULL))
     assert places + groups <= len(windows) + 3 * windows.count(0) + len(windows)
 
 
 def test_layers_of_a_group_keep_their_order() -> None:
-    layout = CacheLayout.of(repeated(GEMMA3, 34))
-    for group in range(len(layout.windows)):
+    layout = CacheLayout.of(spans_of(repeated(GEMMA3, 34)))
+    for group in range(len(layout.spans)):
         numbers = [place.number for place in layout.places if place.group == group]
         assert numbers == list(range(len(numbers)))
 
@@ -96,28 +100,30 @@ WITH_BF16_WINDOWS = {  # layers without a window and with one, heads; groups by 
 def test_pages_of_smaller_layers_hold_more_of_them(name: str) -> None:
     """Quantized beside layers with windows, which are not: no page has room for another layer."""
     windows, heads, groups = WITH_BF16_WINDOWS[name]
-    sizes = {window: (bf16 if window else fp8)(*heads).num_bytes for window in set(windows)}
-    layout = CacheLayout.of(windows, sizes)
+    spans = spans_of(windows)
+    sizes = {span: (fp8 if span.is_full else bf16)(*heads).num_bytes for span in set(spans)}
+    layout = CacheLayout.of(spans, sizes)
     check(windows, layout)
-    assert Counter(layout.windows) == groups
-    for window, size in sizes.items():
-        fit = layout.layers_per_group[window]
+    assert Counter(layout.spans) == {span_of(window): count for window, count in groups.items()}
+    for span, size in sizes.items():
+        fit = layout.layers_per_group[span]
         assert fit * size <= layout.page_bytes < (fit + 1) * size
-    without_place = layout.page_bytes * len(layout.windows) - sum(sizes[w] for w in windows)
-    assert without_place < 0.15 * layout.page_bytes * len(layout.windows)
+    without_place = layout.page_bytes * len(layout.spans) - sum(sizes[span] for span in spans)
+    assert without_place < 0.15 * layout.page_bytes * len(layout.spans)
 
 
 def filled(layout: CacheLayout, num_pages: int, num_host_pages: int = 0) -> PagedCache:
     torch.manual_seed(0)
     form = LayerFormat(2, 4, 8, torch.float32, torch.float32)
-    formats = dict.fromkeys(layout.windows, form)
+    formats = dict.fromkeys(layout.spans, form)
     cache = PagedCache(layout, formats, (num_pages, num_host_pages), CPU)
     cache.device_pages.view(torch.float32).normal_()
     return cache
 
 
 def layout_of(windows: list[int], layer_bytes: int = 2 * 2 * 4 * 8 * 4) -> CacheLayout:
-    return CacheLayout.of(windows, dict.fromkeys(windows, layer_bytes))
+    spans = spans_of(windows)
+    return CacheLayout.of(spans, dict.fromkeys(spans, layer_bytes))
 
 
 def test_a_page_is_one_piece_of_memory_with_all_layers_of_its_group() -> None:
@@ -129,13 +135,13 @@ def test_a_page_is_one_piece_of_memory_with_all_layers_of_its_group() -> None:
         entries, scales = cache.layer_pages(layer)
         assert torch.equal(entries, whole[:, place.number])
         assert scales is None
-    assert whole.shape[1] == layout.layers_per_group[0] == layout.layers_per_group[8]
+    assert set(layout.layers_per_group.values()) == {whole.shape[1]}
 
 
 def test_scales_follow_the_entries_of_their_layer() -> None:
     form = LayerFormat(2, 4, 8, torch.bfloat16, torch.int8)
     layout = layout_of([0, 0], form.num_bytes)
-    cache = PagedCache(layout, {0: form}, (3, 0), CPU)
+    cache = PagedCache(layout, {FULL: form}, (3, 0), CPU)
     cache.device_pages.zero_()
     for layer in (0, 1):
         entries, scales = cache.layer_pages(layer)

@@ -20,6 +20,7 @@ _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3, "num_hidden_layers
 _LLAMA4 = {
     "head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 1, "intermediate_size_mlp": 80,
     "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "rope_parameters": LLAMA3,
+    "attention_chunk_size": WINDOW, "floor_scale": 9, "attn_scale": 0.7,
 }  # fmt: skip
 LATENT = {
     "num_key_value_heads": 6, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
@@ -145,7 +146,16 @@ MIXTURES: dict[str, Family] = {
         {"topk_group": 4, "routed_scaling_factor": 1.0, "norm_topk_prob": False},
         seed=6,
     ),
-    "llama 4": Family("Llama4", _LLAMA4, {"use_qk_norm": False}, seed=8),
+    "llama 4": Family(
+        "Llama4",
+        _LLAMA4,
+        {
+            "use_qk_norm": False, "attention_chunk_size": 512, "attn_temperature_tuning": False,
+            "floor_scale": 20, "attn_scale": 0.1,
+        },
+        window=WINDOW,
+        seed=8,
+    ),
     "llama 4 with images": Family(
         "Llama4", _LLAMA4, architecture=f"Llama4{BESIDE_IMAGES}", seed=8
     ),

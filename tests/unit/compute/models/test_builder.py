@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.decoder_shape import DecoderShape
 from common.errors import ModelError
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import Rope, RopeDefaults, RopeSpec, rotate
 from services.compute.layers.weighted_layers import Linear
@@ -21,6 +22,7 @@ from services.compute.models.builder import Builder, NormForm, TopNames
 from services.compute.models.decoder import Decoder
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import CheckpointWeights
+from tests.spans import spans_of
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, WIDTH, HIDDEN, INNER, VOCAB, LAYERS = 6, 2, 12, 20, 28, 30, 3
@@ -56,7 +58,7 @@ def make(tmp_path: Path) -> Make:
         return Builder(
             shape,
             raw,
-            windows,
+            spans_of(windows),
             CheckpointWeights(SafetensorsFiles(tmp_path, CPU), dtype, CPU),
             Linear,
         )
@@ -268,7 +270,7 @@ def test_a_decoder_has_the_tensors_of_its_layers_in_order(make: Make) -> None:
         layer = decoder.layers[number]
         assert isinstance(layer, SerialLayer) and layer.mixer.part is mixer
     assert [mixer.layer for mixer in decoder.mixers] == [0, 1]
-    assert [mixer.window for mixer in decoder.mixers] == [0, 8]
+    assert [mixer.span for mixer in decoder.mixers] == [*spans_of((0, 8))]
     assert [mixer.scale for mixer in decoder.mixers] == [WIDTH**-0.5] * 2
     assert (decoder.embedding.scale, decoder.logit_scale, decoder.logit_softcap) == (3.0, 0.5, 30.0)
     assert decoder.has_head
@@ -279,12 +281,12 @@ def test_a_builder_knows_the_layer_that_is_being_made(make: Make) -> None:
     linear = Linear(torch.empty(0))
     seen = []
     for _ in range(LAYERS):
-        seen.append((builder.layer_number, builder.window, builder.layer_type))
+        seen.append((builder.layer_number, builder.span, builder.layer_type))
         builder.mixer(linear, linear, None)
     assert seen == [
-        (0, 0, "full_attention"),
-        (1, 8, "sliding_attention"),
-        (2, 0, "full_attention"),
+        (0, FULL, "full_attention"),
+        (1, AttentionSpan.window(8), "sliding_attention"),
+        (2, FULL, "full_attention"),
     ]
 
 

@@ -14,6 +14,7 @@ from services.compute.models.families import FAMILIES, ModelConfig, read_config
 from services.compute.models.family import WindowedConfig
 from services.compute.models.llama import LLAMA
 from services.compute.models.weights import DummyWeights
+from tests.spans import spans_of
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,7 +51,7 @@ def test_defaults_follow_the_heads() -> None:
     config = config_of(num_key_value_heads=None, head_dim=None)
     assert (config.shape.num_kv_heads, config.shape.head_dim) == (4, 16)
     assert not config.shape.tie_word_embeddings
-    assert config.windows == (0, 0, 0)
+    assert config.spans == spans_of((0, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -98,14 +99,14 @@ def test_a_model_type_is_enough() -> None:
 
 def test_mistral_has_one_window_and_qwen_has_it_by_layer() -> None:
     mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 32}
-    assert config_of(**mistral).windows == (32, 32, 32)
-    assert config_of(**{**mistral, "sliding_window": None}).windows == (0, 0, 0)
+    assert config_of(**mistral).spans == spans_of((32, 32, 32))
+    assert config_of(**{**mistral, "sliding_window": None}).spans == spans_of((0, 0, 0))
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32}
-    assert config_of(**qwen).windows == (0, 0, 0)
+    assert config_of(**qwen).spans == spans_of((0, 0, 0))
     qwen["use_sliding_window"] = True
-    assert config_of(**qwen, max_window_layers=2).windows == (0, 0, 32)
+    assert config_of(**qwen, max_window_layers=2).spans == spans_of((0, 0, 32))
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    assert config_of(**qwen, layer_types=kinds).windows == (32, 0, 32)
+    assert config_of(**qwen, layer_types=kinds).spans == spans_of((32, 0, 32))
 
 
 UNSUPPORTED = {  # values that transformers has code for, and we do not
@@ -149,7 +150,7 @@ WINDOWED = [name for name in FAMILIES if issubclass(FAMILIES[name].config, Windo
 def test_layer_types_say_which_layers_have_the_window(name: str) -> None:
     changes = {"architectures": [name], "sliding_window": 32, "use_sliding_window": True}
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    assert config_of(**changes, layer_types=kinds).windows == (32, 0, 32)
+    assert config_of(**changes, layer_types=kinds).spans == spans_of((32, 0, 32))
     with pytest.raises(ModelError, match="layer_types .* not chunked_attention"):
         config_of(**changes, layer_types=[*kinds[:2], "chunked_attention"])
     with pytest.raises(ModelError, match="layer_types .* not 2 names"):
@@ -181,7 +182,7 @@ def test_windows_follow_the_pattern_of_the_family(
     name: str, changes: dict[str, Any], windows: list[int]
 ) -> None:
     config = config_of(architectures=[name], num_hidden_layers=12, **changes)
-    assert config.windows == tuple(windows)
+    assert config.spans == spans_of(tuple(windows))
 
 
 @pytest.mark.parametrize(
@@ -208,8 +209,8 @@ def test_null_is_as_if_a_field_were_not_there_unless_it_is_a_value() -> None:
     config = config_of(attention_bias=None, mlp_bias=None, rms_norm_eps=None, hidden_act=None)
     assert config.fields == config_of(rms_norm_eps=1e-6).fields
     mistral = {"architectures": ["MistralForCausalLM"]}
-    assert config_of(**mistral).windows == (4096,) * 3
-    assert config_of(**mistral, sliding_window=None).windows == (0,) * 3
+    assert config_of(**mistral).spans == spans_of((4096,) * 3)
+    assert config_of(**mistral, sliding_window=None).spans == spans_of((0,) * 3)
     gemma = {"architectures": ["Gemma2ForCausalLM"], "final_logit_softcapping": None}
     config = config_of(**gemma)
     decoder = config.build(DummyWeights(torch.float32, torch.device("cpu")), Linear)

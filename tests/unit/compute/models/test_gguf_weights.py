@@ -86,7 +86,9 @@ CASES = {
         {"rope_parameters": yarn(mscale=0.7, mscale_all_dim=0.7)},
         GgufOptions(whole_latents=True),
     ),
-    "llama 4": Case("llama 4"),
+    "llama 4": Case(
+        "llama 4", {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+    ),
     "phi 3.5 moe": Case("phi 3.5 moe", {"router_jitter_noise": 0.01}),
     "phi 3.5 moe 128k": Case(
         "phi 3.5 moe",

@@ -226,7 +226,7 @@ def test_a_page_that_is_released_too_early_fails_the_row_that_reads_it(
     loop.add(make_request(0, text(40), 12))
     assert loop.step()
     (kind,) = loop.scheduler._state.memory.kinds
-    monkeypatch.setattr(kind, "_reach", 8)
+    monkeypatch.setattr(kind, "first_entry", lambda position: max(position - 7, 0) // 4)
     with pytest.raises(AssertionError, match="released too early"):
         loop.run()
 
@@ -242,6 +242,7 @@ def test_a_page_that_another_sequence_got_fails_the_row_that_reads_it(
     loop.step()
     (kind,) = loop.scheduler._state.memory.kinds
     monkeypatch.setattr(kind, "_reach", 8)
+    monkeypatch.setattr(kind, "first_entry", lambda position: max(position - 7, 0) // 4)
     with pytest.raises(
         AssertionError, match="two owners|is not of group|another sequence's tokens"
     ):

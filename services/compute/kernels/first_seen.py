@@ -1,0 +1,22 @@
+"""Where a query begins to see, as kernels compute it of a span."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from services.compute.kernels.span import AttentionSpan
+
+
+def window_and_step(span: AttentionSpan) -> tuple[int, int]:
+    """How many positions are seen up to the last multiple of a step at or before the query, that
+    one included, and the step, which is compiled in: 1 for windows. 0 of 1: all are seen."""
+    return (0, 1) if span.is_full else (span.back + 1, span.step)
+
+
+@triton.jit
+def step_begin(position, STEP: tl.constexpr):
+    """The last multiple of STEP at or before a position."""
+    if STEP > 1:
+        position = position // STEP * STEP
+    return position
