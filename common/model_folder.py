@@ -37,7 +37,7 @@ _HASHED_FILES = (
     "modules.json",
     "1_Pooling/config.json",
 )
-_REVISION_DIGITS = 16
+REVISION_DIGITS = 16
 
 # The defaults that a model may set for sampling, within the bounds that hold for requests.
 _SAMPLING_DEFAULTS: Mapping[str, tuple[Callable[[float], bool], str]] = {
@@ -172,7 +172,7 @@ def revision_of(folder: Path) -> str:
             digest.update(data)
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-    return digest.hexdigest()[:_REVISION_DIGITS]
+    return digest.hexdigest()[:REVISION_DIGITS]
 
 
 def eos_token_ids(path: str | Path) -> tuple[int, ...]:

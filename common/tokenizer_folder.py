@@ -5,14 +5,18 @@ It reads files as transformers does, so that the same folder gives the same ids 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from common.errors import ModelError
-from common.model_folder import read_json
+from common.messages.control import ModelCard
+from common.model_folder import REVISION_DIGITS, describe, read_json
 from common.text_growth import check_growth
 
 DEFAULT_TEMPLATE = "default"
@@ -84,6 +88,33 @@ def load_tokenizer(folder: TokenizerFolder) -> Tokenizer:
     if missing:
         tokenizer.add_tokens(missing)
     return tokenizer
+
+
+def describe_worker(path: Path, served_names: Sequence[str] = ()) -> ModelCard:
+    """Return the card of the model in a folder, as `describe` does, with its vocabulary."""
+    return replace(describe(path, served_names), vocabulary=vocabulary_of(path))
+
+
+def vocabulary_of(path: Path) -> str:
+    """Hash what tokenizing, chat templates and detokenizing depend on, and nothing else.
+
+    So models of several sizes, fine-tuned or quantised, have one vocabulary. It is empty for a
+    folder without a tokenizer that can be read.
+    """
+    try:
+        folder = read_folder(path)
+        vocabulary = read_json(path, "tokenizer.json")
+    except ModelError:
+        return ""
+    for training in ("truncation", "padding"):  # which `load_tokenizer` switches off
+        vocabulary.pop(training, None)
+    tokens = [
+        [token.content, *(getattr(token, name) for name in _ADDED_TOKEN_FIELDS)]
+        for token in folder.added_tokens
+    ]
+    loaded = [vocabulary, tokens, folder.special_tokens, folder.templates]
+    text = json.dumps(loaded, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_DIGITS]
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:

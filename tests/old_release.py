@@ -16,10 +16,11 @@ from common.errors import MalformedMessage
 from common.link import codec
 from common.link.shapes import Shapes
 from common.messages.address import Address
-from common.messages.control import Load, WorkerAlive
+from common.messages.control import Load, ModelCard, WorkerAlive
 from common.messages.generate import Generate
 from common.messages.previous import OLD_FORMS, OldForm, WorkerAlive6, kept
-from common.messages.tokenize import Tokenize
+from common.messages.tokenize import Tokenize, TokenizeQuery
+from common.messages.tokens import DetokenizeQuery
 
 VERSION = 6
 
@@ -40,9 +41,12 @@ def refuse_others(alive: WorkerAlive6) -> Any:
 
 
 NEW_FIELDS: dict[type, tuple[str, ...]] = {
+    DetokenizeQuery: ("vocab_size",),
     Generate: ("client",),
+    ModelCard: ("vocabulary", "loading"),
     Tokenize: ("client",),
     Load: ("signals",),
+    TokenizeQuery: ("limits",),
     WorkerAlive: ("trouble", "experts"),
 }
 """At the end of records, with defaults: no difference to a reader, but this release had none."""

@@ -45,7 +45,9 @@ class Matryoshka:
 class ModelCard:
     """The model that a worker serves; a route stays within one revision.
 
-    Answers name it `name`; requests may also use one of its `aliases`.
+    Answers name it `name`; requests may also use one of its `aliases`. Tokenizers and detokenizers
+    serve every model with their `vocabulary`, where that is known, and else their own revision.
+    While it is `loading`, compute takes nothing yet.
     Lengths are 0 where the worker does not decide them (tokenizer and detokenizer).
     `sampling_defaults` are the model's own values of fields of `SamplingParams` that a client
     leaves out; only compute sends them. `pooling` is how compute makes an embedding of a text,
@@ -62,11 +64,19 @@ class ModelCard:
     pooling: str = ""
     aliases: tuple[str, ...] = ()
     matryoshka: Matryoshka | None = None
+    vocabulary: str = ""
+    loading: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that requests may use."""
         return (self.name, *self.aliases)
+
+    def reads(self, other: ModelCard) -> bool:
+        """Whether a tokenizer or detokenizer with this card can serve another model."""
+        if self.vocabulary and other.vocabulary:
+            return self.vocabulary == other.vocabulary
+        return (self.name, self.revision) == (other.name, other.revision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,10 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeQuery:
-    """Router to tokenizer: make ids of this prompt and send them back (`/tokenize`)."""
+    """Router to tokenizer: make ids of this prompt and send them back (`/tokenize`).
+
+    `limits` are those of the model that the client asks for.
+    """
 
     TAG: ClassVar[str] = "tokenize_query"
     query: AttemptId
@@ -174,6 +177,7 @@ class TokenizeQuery:
     prompt_field: str = "prompt"
     return_token_strs: bool = False
     traceparent: str = ""
+    limits: TokenLimits | None = None
 
 
 TokenizerInbox: TypeAlias = (

@@ -304,7 +304,7 @@ class DetokenizeQuery:
     """Router to detokenizer: make text of these ids and send it back (`/detokenize`, echo).
 
     With `goes_on` the text ends before a character that the ids leave unfinished: the ids that
-    follow may complete it.
+    follow may complete it. The ids are below `vocab_size`; 0 means the detokenizer's own.
     """
 
     TAG: ClassVar[str] = "detokenize_query"
@@ -314,6 +314,7 @@ class DetokenizeQuery:
     skip_special_tokens: bool = False
     traceparent: str = ""
     goes_on: bool = False
+    vocab_size: int = 0
 
 
 DetokenizerInbox: TypeAlias = (

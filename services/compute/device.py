@@ -9,7 +9,8 @@ from pathlib import Path
 from common.config import ModelSettings
 from common.errors import ConfigError
 from common.messages.control import ModelCard
-from common.model_folder import describe, locate, read_matryoshka, sampling_defaults
+from common.model_folder import locate, read_matryoshka, sampling_defaults
+from common.tokenizer_folder import describe_worker
 from services.compute.config import ComputeSettings
 from services.compute.grammar.protocol import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
@@ -91,7 +92,7 @@ def model_card(
                 f"max_model_len of {spec.max_model_len}"
             )
     return replace(
-        describe(folder, model.served_name),
+        describe_worker(folder, model.served_name),
         vocab_size=spec.vocab_size,
         max_model_len=spec.max_model_len,
         max_input_length=settings.max_input_length or longest,

@@ -16,10 +16,10 @@ from common.messages.failure import Failure
 from common.messages.queries import TimelineQuery
 from common.messages.text import Detokenized, TextGenerated
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
-from common.model_folder import describe
 from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import SpanRing, timeline_part
+from common.tokenizer_folder import describe_worker
 from common.turns import Turns
 from services.detokenizer.config import DetokenizerSettings
 from services.detokenizer.streams import AbortOrder, Streams
@@ -147,7 +147,7 @@ class DetokenizerActor(Worker):
         self._send(query.reply, Detokenized(query.query, "".join(texts)))
 
     def _refusal(self, query: DetokenizeQuery) -> Failure | None:
-        limit, size = self._settings.max_query_ids, self._card.vocab_size
+        limit, size = self._settings.max_query_ids, query.vocab_size or self._card.vocab_size
         if len(query.ids) > limit:
             message = f"tokens has {len(query.ids)} ids; at most {limit} are accepted"
             return Failure(413, "too_many_tokens", message, "tokens")
@@ -183,4 +183,4 @@ def _attempts(message: object, to: Address) -> list[AttemptId]:
 
 def load_card(folder: Path, served_names: Sequence[str]) -> ModelCard:
     """Describe the model folder, without lengths: the detokenizer does not decide them."""
-    return replace(describe(folder, served_names), max_model_len=0)
+    return replace(describe_worker(folder, served_names), max_model_len=0)

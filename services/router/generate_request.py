@@ -112,12 +112,8 @@ class GenerateRequest:
     def token_limits(self, card: ModelCard) -> TokenLimits:
         """Return what fits the model; a limit that is not the client's shrinks to fit."""
         usual = 0 if self.sampling.max_tokens else self.usual_max_tokens
-        return TokenLimits(
-            max_model_len=card.max_model_len,
-            max_input_length=card.max_input_length,
-            max_output_length=min(filter(None, (card.max_output_length, usual)), default=0),
-            vocab_size=card.vocab_size,
-        )
+        most = min(filter(None, (card.max_output_length, usual)), default=0)
+        return replace(token_limits(card), max_output_length=most)
 
     def num_kept_tokens(self, card: ModelCard) -> int:
         """Return how many tokens of a prompt are kept; 0 means all.
@@ -175,6 +171,13 @@ class GenerateRequest:
     def _max_prompt_tokens(self, max_model_len: int) -> int:
         """Bound the tokens of all prompts, at a character each (0: the model sets no limit)."""
         return sum(min(_max_tokens(source), max_model_len or 1 << 31) for source in self.prompts)
+
+
+def token_limits(card: ModelCard) -> TokenLimits:
+    """Return what fits the model, whatever the request."""
+    return TokenLimits(
+        card.max_model_len, card.max_input_length, card.max_output_length, card.vocab_size
+    )
 
 
 def check_prompt_length(length: int, card: ModelCard, field: str) -> None:

@@ -27,8 +27,9 @@ from common.messages.tokenize import IdsPrompt, PromptSource, TokenizeQuery
 from common.messages.tokens import DetokenizeQuery
 from services.router.attempts import WORKER_LOST
 from services.router.errors import FULL, ApiError, unsendable
-from services.router.fleet import Fleet, Group, RegisteredWorker
-from services.router.generate_request import GenerateRequest, check_prompt_length
+from services.router.fleet import Fleet
+from services.router.generate_request import GenerateRequest, check_prompt_length, token_limits
+from services.router.groups import Group, RegisteredWorker
 from services.router.holding import HeldPlace, HoldQueue
 from services.router.prompts import check_ids
 
@@ -117,7 +118,12 @@ class Queries:
             group,
             "tokenizer",
             lambda query: TokenizeQuery(
-                query, self._transport.address, prompt, field, with_strings
+                query,
+                self._transport.address,
+                prompt,
+                field,
+                with_strings,
+                limits=token_limits(group.card),
             ),
             field,
         )
@@ -144,7 +150,13 @@ class Queries:
         answer: Detokenized = await self._ask_any(
             group,
             "detokenizer",
-            lambda query: DetokenizeQuery(query, self._transport.address, ids.ids, goes_on=goes_on),
+            lambda query: DetokenizeQuery(
+                query,
+                self._transport.address,
+                ids.ids,
+                goes_on=goes_on,
+                vocab_size=group.card.vocab_size,
+            ),
             field,
         )
         return answer.text

@@ -12,9 +12,10 @@ from common.chat_formats import formats_of
 from common.child_process import Exited, PipedChild, Received
 from common.config import ServiceConfig
 from common.messages.tokenize import TokenizerInbox
-from common.model_folder import describe, locate, read_json
+from common.model_folder import locate, read_json
 from common.registration import Registration
 from common.service import service_main
+from common.tokenizer_folder import describe_worker
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.jobs import EncoderSettings
@@ -25,7 +26,7 @@ def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
     """Build the actor; ModelError when the model folder cannot be used."""
     own = config.own
     folder = locate(config.model.path, config.model.revision)
-    card = describe(folder, config.model.served_name)
+    card = describe_worker(folder, config.model.served_name)
     shared = [field.name for field in fields(EncoderSettings) if field.name != "folder"]
     encoder = EncoderSettings(str(folder), **{name: getattr(own, name) for name in shared})
     settings_json = json.dumps(asdict(encoder))

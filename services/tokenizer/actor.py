@@ -62,7 +62,8 @@ class TokenizerActor(Worker):
     ) -> None:
         """`about` is a JSON object that describes the tokenizer to operators.
 
-        A query does not say how long its text may be: the length in the model's folder bounds it.
+        Where a query does not say how long its text may be, the length in the model's folder bounds
+        it.
         """
         super().__init__(registration)
         self._settings = settings
@@ -145,6 +146,8 @@ class TokenizerActor(Worker):
         bound = self._query_bound
         if isinstance(message, Tokenize):
             bound = text_bound(message, self._settings.max_chars_per_token)
+        elif message.limits is not None:
+            bound = replace(bound, max_tokens=message.limits.max_model_len)
         failure = self._refusal(message, size, bound)
         if failure is not None:
             self._fail(request, failure)
@@ -187,9 +190,9 @@ class TokenizerActor(Worker):
         message = request.message
         failure = outcome.failure
         if failure is None:
-            vocab_size = self._card.vocab_size
+            limits = message.limits
+            vocab_size = self._card.vocab_size if limits is None else limits.vocab_size
             if isinstance(message, Tokenize):
-                vocab_size = message.limits.vocab_size
                 ids = truncated(outcome.ids, message.truncate_to, message.truncate_side)
                 outcome = replace(outcome, ids=ids)
             failure = check_ids(outcome.ids, vocab_size, message.prompt_field)

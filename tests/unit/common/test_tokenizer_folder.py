@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from common.errors import ModelError
-from common.tokenizer_folder import load_tokenizer, read_folder
+from common.tokenizer_folder import load_tokenizer, read_folder, vocabulary_of
 from tests.unit.tokenizer.vocabularies import CORPUS, KINDS, byte_level, write_folder
 
 TEXTS = [
@@ -183,3 +183,38 @@ def test_an_added_token_keeps_its_flags(tmp_path: Path) -> None:
         True,
         True,
     )
+
+
+def _changed(path: Path, name: str, **values: Any) -> None:
+    file = path / name
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**known, **values}))
+
+
+def test_models_whose_prompts_and_texts_are_the_same_have_one_vocabulary(tmp_path: Path) -> None:
+    small, large = (write_folder(tmp_path / name, byte_level()) for name in ("small", "large"))
+    _changed(large, "config.json", hidden_size=8192, vocab_size=152_064)
+    _changed(large, "generation_config.json", temperature=0.6)
+    _changed(large, "tokenizer_config.json", model_max_length=131_072, name_or_path="large")
+    _changed(large, "tokenizer.json", padding={"strategy": "BatchLongest"})
+    assert vocabulary_of(small) == vocabulary_of(large) != ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chat_template": "{{ messages[0].content }}"},
+        {"bos_token": "<another>"},
+        {"added_tokens_decoder": {"400": {"content": "<call>", "special": True}}},
+    ],
+)
+def test_a_template_or_a_token_of_its_own_is_another_vocabulary(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    one, other = (write_folder(tmp_path / name, byte_level()) for name in ("one", "other"))
+    _changed(other, "tokenizer_config.json", **change)
+    assert vocabulary_of(one) != vocabulary_of(other)
+
+
+def test_a_folder_without_a_tokenizer_has_no_vocabulary(tmp_path: Path) -> None:
+    assert vocabulary_of(tmp_path) == ""

@@ -74,15 +74,22 @@ def test_the_release_before_that_other_tests_run_writes_the_same_bytes(name: str
     assert BEFORE[0].encode(SAMPLES[name], RECEIVER, SENDER) == FRAMES[name]
 
 
+def without_new_fields(record: Any) -> Any:
+    """A message as the release before could say it."""
+    new = old_release.NEW_FIELDS.get(type(record), ())
+    changes = {each.name: each.default for each in fields(record) if each.name in new}
+    if isinstance(record, WorkerAlive):
+        changes["model"] = without_new_fields(record.model)
+    return replace(record, **changes)
+
+
 @pytest.mark.parametrize("inbox", ANY_INBOX)
 @given(data=st.data())
 def test_every_message_crosses_between_the_releases_unchanged(
     inbox: int, data: st.DataObject
 ) -> None:
     message = data.draw(st.one_of(*[values_of(kind) for kind in members(INBOXES[inbox])]))
-    new_fields = old_release.NEW_FIELDS.get(type(message), ())
-    defaults = {each.name: each.default for each in fields(message) if each.name in new_fields}
-    message = replace(message, **defaults)
+    message = without_new_fields(message)
     for write, read in ((NOW, BEFORE), (BEFORE, NOW)):
         frames = write[inbox].encode(message, RECEIVER, SENDER)
         assert read[inbox].decode(frames).message == message
