@@ -21,7 +21,8 @@ from services.router.admission import AdmissionController, AdmissionLimits, Clie
 from services.router.attempts import AbortedAttempt
 from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch, DispatchLimits
-from services.router.fleet import Fleet, name_of
+from services.router.fleet import Fleet
+from services.router.groups import name_of
 from services.router.placement import PLACEMENTS
 from services.router.scaling import ScalingSettings
 from services.router.server import HttpServer

@@ -30,8 +30,9 @@ from services.router.early_refusal import check_first_token, has_queue, num_ahea
 from services.router.errors import ApiError, unsendable
 from services.router.failover import Setback, may_wait
 from services.router.first_stage import first_stage
-from services.router.fleet import Fleet, Group, only_model
+from services.router.fleet import Fleet
 from services.router.generate_request import GenerateRequest, estimated_tokens
+from services.router.groups import Group, only_model
 from services.router.holding import HoldQueue
 from services.router.inflight import InflightTable
 from services.router.queries import Queries, QueryLimits

@@ -8,7 +8,7 @@ from common.messages.failure import Failure
 from services.router.attempts import InflightRequest
 from services.router.drain_rate import DrainRate, retry_after
 from services.router.errors import ApiError
-from services.router.fleet import RegisteredWorker
+from services.router.groups import RegisteredWorker
 
 
 def check_first_token(ahead: int, starts: DrainRate, max_ttft_s: float, now_s: float) -> None:

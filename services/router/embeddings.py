@@ -21,9 +21,9 @@ from common.telemetry import trace
 from services.router.answer import CompleteAnswer, ResponseHead
 from services.router.endpoint import ApiRequest, Call, Endpoint, caller_of, json_response, prepare
 from services.router.errors import ApiError, bad_field
-from services.router.fleet import Group
 from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
 from services.router.generation import Generation, RequestContext, response_head
+from services.router.groups import Group
 from services.router.json_schema import NULL
 from services.router.middleware import WARNINGS
 from services.router.openai.messages import Messages

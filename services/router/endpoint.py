@@ -13,9 +13,9 @@ from services.router.body_reader import BODY_BYTES, BodyReader
 from services.router.caller import Caller
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
-from services.router.fleet import Group
 from services.router.generate_request import GenerateRequest
 from services.router.generation import EVENTS, Generation, RequestContext, response_head
+from services.router.groups import Group
 from services.router.middleware import CLIENT, Handler, adopt_request_id
 from services.router.request_span import RequestSpan
 from services.router.sse import AnswerFormat, BodyFormat, EventFormat, json_bytes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from common.messages.experts import ExpertLoad
-from services.router.fleet import RegisteredWorker
+from services.router.groups import RegisteredWorker
 
 
 class ExpertMetric(NamedTuple):

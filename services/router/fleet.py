@@ -2,76 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from common.leases import ExpiredLease, Leases
 from common.messages.address import PROTOCOL_VERSION, Address, Route
-from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
-from common.messages.experts import ExpertLoad
+from common.messages.control import ModelCard, ServiceName, WorkerAlive
 from services.router.breaker import CircuitBreakers
-from services.router.errors import bad_field
 from services.router.failover import RetryBudget
+from services.router.groups import SERVICES, Group, RegisteredWorker, groups_of, name_of
 from services.router.placement import Placement, PlacementCandidate
 
-SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 # What is long, the others leave to their children; their own loops answer within milliseconds.
 MAY_STAND_STILL: frozenset[ServiceName] = frozenset({"compute"})
 DOUBTED_LEASES = 1.25  # so long after its last sign of life it is known whether a host answers
 MAX_HUNG = 1024  # instances remembered as hung
 MAX_REPLACED = 512  # instances remembered as replaced: their last messages arrive within seconds
-MAX_NAMED_MODELS = 8  # in an error message
+MAX_SERVED = 64  # models remembered of computes
 MAX_REFUSED = 64  # workers of another protocol that `/ready` names
 REFUSED_S = 10.0  # they knock every two seconds
-
-
-@dataclass(eq=False, slots=True)
-class RegisteredWorker:
-    """One instance of one worker and its last heartbeat."""
-
-    service: ServiceName
-    address: Address
-    model: ModelCard
-    load: Load
-    draining: bool
-    progress: int
-    heard_at_s: float
-    beat_at_s: float
-    previous_beat_at_s: float = 0.0
-    probed_at_s: float = 0.0
-    num_open: int = 0  # of this router's attempts, as the worker's last heartbeat says
-    num_placed: int = 0  # by this router since the last heartbeat
-    trouble: str = ""  # why it should get no requests
-    experts: ExpertLoad | None = None  # of the last heartbeat that had it
-    unknown: frozenset[int] = frozenset()  # listed last time, not open here
-
-    @property
-    def name(self) -> str:
-        return name_of(self.address)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The workers of one model revision, by service; a route stays within one group."""
-
-    card: ModelCard
-    workers: dict[ServiceName, tuple[RegisteredWorker, ...]]
-
-    @property
-    def missing(self) -> tuple[ServiceName, ...]:
-        """Services without a worker that accepts requests."""
-        return tuple(service for service in SERVICES if not self.workers[service])
-
-    def without(self, instances: Collection[str]) -> Group:
-        """Return the group less some instances."""
-        if not instances:
-            return self
-        rest = {
-            service: tuple(each for each in workers if each.address.instance_id not in instances)
-            for service, workers in self.workers.items()
-        }
-        return Group(self.card, rest)
 
 
 class Fleet:
@@ -87,6 +36,7 @@ class Fleet:
         self._hung: dict[str, int] = {}  # instance id: the progress it stopped at
         self._replaced: dict[str, None] = {}  # instances, in the order of their ends
         self._refused: dict[str, tuple[str, float]] = {}  # endpoint: why, and when it knocked
+        self._served: dict[str, ModelCard] = {}  # what computes have had, by name
         self._groups: list[Group] | None = None
 
     def __len__(self) -> int:
@@ -138,6 +88,8 @@ class Fleet:
             if message.caught_up:  # else an attempt that it does not list may be in its inbox
                 worker.previous_beat_at_s, worker.beat_at_s = worker.beat_at_s, now_s
             worker.draining, worker.model = message.draining, message.model
+        if message.service == "compute":
+            self._remember(message.model)
         worker.heard_at_s = now_s
         worker.load, worker.trouble = message.load, message.trouble
         worker.experts = message.experts or worker.experts
@@ -244,32 +196,19 @@ class Fleet:
     def groups(self) -> list[Group]:
         """Return the workers that accept requests, by model revision, complete or not."""
         if self._groups is None:
-            cards: dict[tuple[str, str], ModelCard] = {}
-            members: dict[tuple[str, str], list[RegisteredWorker]] = {}
-            for worker in self._workers.values():
-                key = (worker.model.name, worker.model.revision)
-                members.setdefault(key, [])
-                if worker.service == "compute" or key not in cards:
-                    cards[key] = worker.model
-                if not worker.draining:
-                    members[key].append(worker)
-            self._groups = [
-                Group(cards[key], {name: _of(workers, name) for name in SERVICES})
-                for key, workers in members.items()
-            ]
+            self._groups = groups_of(self._workers.values(), self._served.values())
         return self._groups
 
     def group(self, model: str) -> Group | None:
-        """Return the group that serves a model: the largest complete one."""
+        """Return the group that serves a model: the largest complete one, else one that loads."""
         named = [group for group in self.groups() if model in group.card.names]
-        complete = [group for group in named if not group.missing]
-        return max(complete or named, key=lambda group: len(group.workers["compute"]), default=None)
+        return max(named, key=_worth, default=None)
 
     def of_revision(self, card: ModelCard) -> Group:
         """Return the workers of exactly this model revision, of which none may be left."""
         key = (card.name, card.revision)
         found = (each for each in self.groups() if (each.card.name, each.card.revision) == key)
-        return next(found, None) or Group(card, dict.fromkeys(SERVICES, ()))
+        return next(found, None) or Group(card)
 
     @property
     def ready(self) -> bool:
@@ -333,6 +272,12 @@ class Fleet:
         self.breakers.placed(chosen.address.endpoint, now_s)
         return chosen
 
+    def _remember(self, card: ModelCard) -> None:
+        """Keep what a compute has, so that its model is known where no compute is left."""
+        if card.name not in self._served and len(self._served) >= MAX_SERVED:
+            del self._served[next(iter(self._served))]
+        self._served[card.name] = replace(card, loading=False) if card.loading else card
+
     def _replace(self, instance_id: str, now_s: float) -> None:
         self.remove(instance_id, now_s, "replaced")
         if len(self._replaced) >= MAX_REPLACED:
@@ -343,21 +288,6 @@ class Fleet:
         return now_s - worker.heard_at_s > self._lease_s
 
 
-def name_of(address: Address) -> str:
-    """Return a readable name: `compute-0` where the inbox is a file, else host and port."""
-    return address.endpoint.rpartition("/")[2].removesuffix(".sock")
-
-
-def _of(workers: Iterable[RegisteredWorker], service: ServiceName) -> tuple[RegisteredWorker, ...]:
-    return tuple(worker for worker in workers if worker.service == service)
-
-
-def only_model(groups: Sequence[Group]) -> str:
-    """Return the name of the only model that is served; ApiError 400 where there are several."""
-    complete = [group for group in groups if not group.missing]
-    names = sorted({group.card.name for group in complete or groups})
-    if len(names) > 1:
-        served = ", ".join(names[:MAX_NAMED_MODELS])
-        message = f"is required where several are served: {served}"
-        raise bad_field("model", message, "missing_required_parameter")
-    return names[0]
+def _worth(group: Group) -> tuple[int, int]:
+    order = ("incomplete", "asleep", "loading", "loaded")
+    return order.index(group.status), len(group.workers["compute"])

@@ -19,8 +19,8 @@ from services.router.answer import AnswerCollector, ResponseHead
 from services.router.caller import Caller
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
-from services.router.fleet import Group
 from services.router.generate_request import GenerateRequest
+from services.router.groups import Group
 from services.router.middleware import WARNINGS, common_headers
 from services.router.request_span import RequestSpan
 from services.router.request_warnings import Warnings

@@ -23,7 +23,7 @@ from prometheus_client.utils import floatToGoString
 
 from common.messages.control import StepReport
 from services.router.dispatch import Dispatch
-from services.router.fleet import SERVICES, RegisteredWorker
+from services.router.groups import SERVICES, RegisteredWorker
 from services.router.refused_keys import RefusedKeys
 from services.router.request_stats import Histogram, RequestStats
 from services.router.service_signals import PoolReport, ServiceSignals

@@ -22,7 +22,7 @@ from services.router.dispatch import Dispatch
 from services.router.endpoint import Backend, Endpoint, json_response
 from services.router.errors import ApiError, bad_field
 from services.router.expert_metrics import expert_lines
-from services.router.fleet import SERVICES, Group, RegisteredWorker, name_of
+from services.router.groups import SERVICES, Group, RegisteredWorker, name_of
 from services.router.metrics import exposition
 from services.router.middleware import (
     HEALTH,

@@ -20,7 +20,7 @@ from common.messages.queries import StagePart, Timeline
 from common.telemetry.span_ring import SpanRing
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, bad_field
-from services.router.fleet import RegisteredWorker, name_of
+from services.router.groups import RegisteredWorker, name_of
 
 DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 600.0

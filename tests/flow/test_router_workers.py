@@ -13,7 +13,7 @@ from common.messages.address import PROTOCOL_VERSION
 from common.messages.arrays import int64s
 from common.messages.control import Abort, OtherProtocol, RouterAlive
 from common.messages.tokenize import Tokenize
-from services.router.fleet import SERVICES
+from services.router.groups import SERVICES
 from tests import old_release
 from tests.flow.router_ring import (
     CHAT,

@@ -21,9 +21,9 @@ from services.router.answer import CompleteAnswer
 from services.router.dispatch import Dispatch
 from services.router.endpoint import ApiRequest, Call, Endpoint, caller_of, json_response, prepare
 from services.router.errors import bad_field
-from services.router.fleet import Group
 from services.router.generate_request import MAX_ALL_CHOICES, MAX_PROMPTS, GenerateRequest
 from services.router.generation import STREAM_HEADERS, RequestContext, response_head
+from services.router.groups import Group
 from services.router.middleware import WARNINGS
 from services.router.openai.chunks import AnswerOptions
 from services.router.openai.completion_format import CompletionFormat, Echo

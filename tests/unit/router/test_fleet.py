@@ -10,7 +10,8 @@ from common.messages.address import PROTOCOL_VERSION, Address
 from common.messages.arrays import int64s
 from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
 from services.router.breaker import FIRST_PAUSE_S, MAX_FAILURES
-from services.router.fleet import MAX_REFUSED, MAX_REPLACED, SERVICES, Fleet
+from services.router.fleet import MAX_REFUSED, MAX_REPLACED, Fleet
+from services.router.groups import SERVICES
 from services.router.placement import LeastLoad, RoundRobin
 
 CARD = ModelCard("demo", "rev1", 1000, 512, 511, 511)
