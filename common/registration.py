@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import structlog
@@ -29,6 +29,8 @@ from common.messages.experts import ExpertLoad
 
 BEAT_INTERVAL_S = 0.5  # four beats to a lease
 DRAIN_BEAT_INTERVAL_S = 0.1  # until every router has released this worker
+ANNOUNCE_S = 0.2  # a link is made within milliseconds, a name looked up in some more
+LOADING_S = 3600.0  # its own supervisor ends what does not get on; whether it lives, kernels say
 EXPERTS_INTERVAL_S = 2.0  # between two heartbeats with 8 bytes for each expert of each layer
 
 
@@ -208,6 +210,33 @@ class Registration(Heartbeats):
         """Begin to register this worker, with the model that it serves."""
         self._transport = transport
         self._model = model
+
+    async def announce(self, transport: Transport, model: ModelCard) -> None:
+        """Tell the routers that can be reached now what this worker is about to load.
+
+        They hear nothing more before `start`, because loading stands still. To a router of a
+        release that knows no loading, it drains.
+        """
+        told: set[str] = set()
+        for _ in range(2):  # what a name stands for is known the second time
+            named = {endpoint for name in self._names for endpoint in transport.resolve(name)}
+            if told and not named - told:
+                return
+            for endpoint in named - told:
+                alive = WorkerAlive(
+                    service=self._service,
+                    address=transport.address,
+                    model=replace(model, loading=True),
+                    load=Load(0, 0, 0),
+                    beat=0,
+                    progress=0,
+                    stall_after_s=LOADING_S,
+                    draining=True,
+                    open_counters=int64s(),
+                )
+                transport.send(Address(endpoint, ""), alive)
+            told |= named
+            await transport.all_sent(ANNOUNCE_S)
 
     def tick(self, now_s: float, state: WorkerState) -> list[str]:
         """Send the heartbeats that are due; return the routers whose attempts must end."""

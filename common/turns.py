@@ -14,7 +14,7 @@ class Turns:
     """Does work that is an iterator of steps, of which none takes long."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self._unfinished: deque[Iterator[None]] = deque()
 
     def __len__(self) -> int:
@@ -43,8 +43,8 @@ class Turns:
 
     def _does_all(self, steps: Iterator[None]) -> bool:
         """Do one turn's steps; returns whether these were the last."""
-        until_s = self._clock() + TURN_S
+        until_s = self.clock() + TURN_S
         for number, _ in enumerate(steps, 1):
-            if number >= MAX_STEPS or self._clock() >= until_s:
+            if number >= MAX_STEPS or self.clock() >= until_s:
                 return False
         return True

@@ -230,6 +230,9 @@ class MemoryTransport:
             outbox = self._outboxes[to] = Outbox(self._exchange.max_message_bytes)
         outbox.put(message, frames, num_bytes, self._exchange.now_s)
 
+    async def all_sent(self, within_s: float) -> None:
+        """Nothing: what a peer takes has been sent."""
+
     def probe(self, to: Address) -> None:
         """Send something that is lost like any message, if nobody is there."""
         self.send(to, RouterAlive(self._address, 0))

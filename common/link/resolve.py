@@ -149,6 +149,11 @@ class Resolver:
             self._tasks[endpoint] = loop.create_task(self._look_up(endpoint, place))
         return self._endpoints.get(endpoint, ())
 
+    @property
+    def busy(self) -> bool:
+        """Whether a name is being looked up."""
+        return bool(self._tasks)
+
     def _listed(self, file: str) -> tuple[str, ...]:
         """Return the inboxes that a file lists; what it held before while it cannot be read."""
         now_s = asyncio.get_running_loop().time()

@@ -33,6 +33,7 @@ _MAX_SOCKETS = 4096  # libzmq's default of 1023 is fewer than a large fleet's li
 _BUDGET = 512  # messages a turn: beyond, timers and outboxes have their go
 _BUDGET_S = 0.002
 _SWEEP_S = 0.1
+_FLUSH_S = 0.005
 _HANG_UP_S = 0.1
 _IDLE_S = 300.0  # a link unused for so long is closed; the next message opens it again
 
@@ -181,6 +182,13 @@ class ZmqTransport:
             return
         peer.outbox.put(message, frames, num_bytes, now_s)
         self._watch(peer)
+
+    async def all_sent(self, within_s: float) -> None:
+        until_s = time.monotonic() + within_s
+        while self._resolver.busy or any(peer.outbox for peer in self._peers.values()):
+            if time.monotonic() >= until_s:
+                return
+            await asyncio.sleep(_FLUSH_S)
 
     def probe(self, to: Address) -> None:
         """Look for a peer as `Transport.probe` does."""

@@ -50,6 +50,9 @@ class Transport(Protocol):
         `MalformedMessage` for what the wire cannot carry.
         """
 
+    async def all_sent(self, within_s: float) -> None:
+        """Wait, for so long at most, until names were looked up and nothing waits to be sent."""
+
     def probe(self, to: Address) -> None:
         """Find out whether a peer that says nothing is there; `PeerLost` within 1.2 s if not.
 

@@ -51,6 +51,8 @@ PROFILE_INTERVAL_S = 2.0
 class Device(Protocol):
     """Loads what the actor runs; `start` calls it, so that a broken model is a clear error."""
 
+    def card(self) -> ModelCard: ...
+
     def load(self) -> tuple[Runner, Scheduler, ModelCard, GrammarSettings]: ...
 
 
@@ -80,6 +82,7 @@ class ComputeActor(Worker):
         """Load the model, warm up and start the step loop; ModelError for a folder that is bad."""
         began_s = self._clock()
         self._transport = transport
+        await self._registration.announce(transport, self._device.card())
         self._runner, self._scheduler, card, grammar_settings = self._device.load()
         spec = self._runner.spec()
         self._grammars = GrammarManager(

@@ -30,6 +30,13 @@ class ModelDevice:
         self._model = model
         self._settings = settings
         self._folder: Path = locate(model.path, model.revision)
+        self._card: ModelCard | None = None
+
+    def card(self) -> ModelCard:
+        """Describe the model before it is loaded; ModelError if it is none."""
+        if self._card is None:
+            self._card = describe_worker(self._folder, self._model.served_name)
+        return self._card
 
     def load(self) -> tuple[Runner, Scheduler, ModelCard, GrammarSettings]:
         """Load the weights and size everything; ModelError or ConfigError if that cannot be."""
@@ -40,7 +47,7 @@ class ModelDevice:
         spec = runner.spec()
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
         scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy)
-        card = model_card(self._folder, self._model, settings, spec)
+        card = model_card(self.card(), settings, spec)
         card = replace(card, sampling_defaults=defaults, matryoshka=matryoshka)
         return runner, scheduler, card, grammar_settings(self._folder, settings, spec)
 
@@ -81,9 +88,7 @@ def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> Scheduler
     )
 
 
-def model_card(
-    folder: Path, model: ModelSettings, settings: ComputeSettings, spec: RunnerSpec
-) -> ModelCard:
+def model_card(described: ModelCard, settings: ComputeSettings, spec: RunnerSpec) -> ModelCard:
     longest = spec.max_model_len - 1  # one token of room for the other side
     for name in ("max_input_length", "max_output_length"):
         if getattr(settings, name) > longest:
@@ -92,7 +97,7 @@ def model_card(
                 f"max_model_len of {spec.max_model_len}"
             )
     return replace(
-        describe_worker(folder, model.served_name),
+        described,
         vocab_size=spec.vocab_size,
         max_model_len=spec.max_model_len,
         max_input_length=settings.max_input_length or longest,

@@ -23,6 +23,7 @@ from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch, DispatchLimits
 from services.router.fleet import Fleet
 from services.router.groups import name_of
+from services.router.holding import Patience
 from services.router.placement import PLACEMENTS
 from services.router.scaling import ScalingSettings
 from services.router.server import HttpServer
@@ -76,7 +77,7 @@ class RouterActor:
             DispatchLimits(
                 settings.query_timeout_s,
                 settings.max_in_flight,
-                settings.hold_s,
+                Patience(settings.hold_s, settings.wake_s, settings.load_s),
                 settings.max_wait_s,
                 settings.max_ttft_s,
             ),
@@ -207,7 +208,8 @@ class RouterActor:
         instance_id = message.address.instance_id
         if self._fleet.has_replaced(instance_id):  # it no longer exists
             return
-        is_new = self._fleet.worker(instance_id) is None
+        known = self._fleet.worker(instance_id)
+        takes_requests = known is not None and known.accepts
         for replaced in self._fleet.alive(message, now_s):
             self._lose(replaced, "replaced")
         num_open = self._dispatch.num_at(instance_id) if message.draining else 0
@@ -217,9 +219,9 @@ class RouterActor:
         worker = self._fleet.worker(instance_id)
         if worker is None:
             return
-        if is_new:
+        if known is None or (worker.accepts and not takes_requests):
             self._log.info(
-                "worker registered",
+                "worker loads" if message.model.loading else "worker registered",
                 service=message.service,
                 endpoint=message.address.endpoint,
                 model=message.model.name,
@@ -257,7 +259,7 @@ class RouterActor:
         if lost:
             self._named(lost).warning("rows lost", sender=sender.endpoint)
         self._dispatch.abort(aborted)
-        self._dispatch.recover_new()
+        self._dispatch.recovery.recover_new()
 
     def _named(self, aborted: list[AbortedAttempt]) -> FilteringBoundLogger:
         own = self._transport.address.instance_id
@@ -269,7 +271,7 @@ class RouterActor:
         aborted = self._dispatch.inflight.lose_worker(peer.instance_id, now_s)
         self._log.warning("worker lost", why=why, endpoint=peer.endpoint, attempts=len(aborted))
         self._dispatch.abort(aborted)
-        self._dispatch.recover()
+        self._dispatch.recovery.recover()
         self._dispatch.queries.lose_worker(peer.instance_id)
         if why != "hung":
             self._transport.forget(peer)

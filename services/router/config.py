@@ -88,6 +88,17 @@ class RouterSettings(Settings):
     hold_s: float = Field(
         10.0, ge=0, description="how long a request waits for a worker while there is none for it"
     )
+    load_s: float = Field(
+        300.0,
+        ge=0,
+        description="how long a request waits, if longer, while compute loads its model",
+    )
+    wake_s: float = Field(
+        0.0,
+        ge=0,
+        description="how long a request waits, if longer, for a model that is asleep; above 0 only "
+        "where something starts compute when requests wait: then a router is ready for them, too",
+    )
     max_wait_s: float = Field(
         0.0,
         ge=0,

@@ -16,7 +16,7 @@ from common.errors import LinkError
 from common.link.transport import Transport
 from common.messages.address import AttemptId, Route
 from common.messages.arrays import int32s
-from common.messages.control import Abort, AbortReason
+from common.messages.control import Abort, AbortReason, ModelCard
 from common.messages.failure import Failure
 from common.messages.tokenize import Tokenize
 from common.turns import Turns
@@ -28,14 +28,15 @@ from services.router.caller import ANYBODY, TIMED_OUT, Caller
 from services.router.drain_rate import retry_after
 from services.router.early_refusal import check_first_token, has_queue, num_ahead, waiting_choices
 from services.router.errors import ApiError, unsendable
-from services.router.failover import Setback, may_wait
+from services.router.failover import Setback
 from services.router.first_stage import first_stage
 from services.router.fleet import Fleet
 from services.router.generate_request import GenerateRequest, estimated_tokens
 from services.router.groups import Group, only_model
-from services.router.holding import HoldQueue
+from services.router.holding import HoldQueue, Patience
 from services.router.inflight import InflightTable
 from services.router.queries import Queries, QueryLimits
+from services.router.recovery import Recovery
 
 DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
 NO_WORKER = "no {} is available; try again"
@@ -44,7 +45,7 @@ KEEP_ALIVE_S = 2.0  # between two signs of life to the client of an answer that 
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`hold_s` is how long requests wait for a worker; so many queries are open, for so long each.
+    """So many queries are open, for so long each.
 
     `max_wait_s` is how long a request may be without its first token; if that is expected to take
     longer than `max_ttft_s`, it is not admitted. 0 means for ever.
@@ -52,7 +53,7 @@ class DispatchLimits:
 
     query_timeout_s: float
     max_queries: int
-    hold_s: float
+    patience: Patience
     max_wait_s: float = 0.0
     max_ttft_s: float = 0.0
 
@@ -78,9 +79,7 @@ class Dispatch:
         self._limits = limits
         self._clock = clock
         self._turns = Turns(clock)
-        self._recovery = 0  # the number of the last one
-        self._num_displaced = 0  # that it knows of
-        self.holds = HoldQueue(limits.hold_s, admission, clock)
+        self.holds = HoldQueue(limits.patience, admission, clock)
         self.queries = Queries(
             transport,
             fleet,
@@ -89,12 +88,21 @@ class Dispatch:
             self.inflight.take_counters,
             QueryLimits(limits.max_queries, limits.query_timeout_s),
         )
+        self.recovery = Recovery(
+            fleet, self.inflight, self._turns, limits.patience, self._retry, self.abort
+        )
         self._lacking_since_s = clock()  # since when no model has had a worker of every service
         self._signed_at_s = 0.0
 
     @property
     def ready(self) -> bool:
-        return not self.draining and self.fleet.ready
+        return not self.draining and (self.fleet.ready or self.waits_to_wake)
+
+    @property
+    def waits_to_wake(self) -> bool:
+        """Whether requests are held for a model that is asleep, or loads, until it is there."""
+        wakes = self._limits.patience.wake_s > 0
+        return wakes and any(each.status in ("asleep", "loading") for each in self.fleet.groups())
 
     @property
     def idle(self) -> bool:
@@ -126,11 +134,8 @@ class Dispatch:
         """
         if self.closed:
             raise ApiError(DRAINING, 1.0)
-        groups = self.fleet.groups()
-        if not model and groups:
-            model = only_model(groups)
-        group = self.fleet.group(model)
-        if group is None and groups:
+        group = self._known(model)
+        if group is None and self.fleet.groups():
             message = f"the model {model[:100]!r} does not exist; /v1/models lists those that do"
             raise ApiError(Failure(404, "model_not_found", message, "model"))
         missing = self.fleet.missing if group is None else group.missing
@@ -138,6 +143,10 @@ class Dispatch:
             message = NO_WORKER.format(" and no ".join(missing))
             raise self.error(Failure(503, "no_worker", message, None, True))
         return group
+
+    def _known(self, model: str) -> Group | None:
+        groups = self.fleet.groups()
+        return self.fleet.group(only_model(groups) if groups and not model else model)
 
     async def available(self, model: str, caller: Caller | None = None) -> Group:
         """Find the workers of a model, as `group` does, but wait for those that it lacks.
@@ -148,13 +157,15 @@ class Dispatch:
             return self.group(model)
         except ApiError as error:
             self._check_wait(error)
-        by_s = (math.inf,) if caller is None else (caller.begin_by_s, caller.end_by_s)
-        with self.holds.place(min(self.holds.deadline(), *by_s), caller, model) as place:
+        by_s = math.inf if caller is None else min(caller.begin_by_s, caller.end_by_s)
+        with self.holds.place(by_s, caller) as place:
+            self.holds.learn(place, self._known(model))
             while await self.holds.wait(place):
                 try:
                     return self.group(model)
                 except ApiError as error:
                     self._check_wait(error)
+                self.holds.learn(place, self._known(model))
             if caller is not None and (spent := caller.spent(self._clock(), has_begun=False)):
                 raise self.error(spent)
             return self.group(model)
@@ -267,7 +278,7 @@ class Dispatch:
             inflight.messages.append(message)
             choices = inflight.choices[number * count : (number + 1) * count]
             if not current.missing:
-                self._start(choices, route, now_s)
+                self._start(choices, route, card)
             else:  # nobody of a service is left, so they wait for one as if it had just died
                 for choice in choices:
                     self.inflight.displace(choice, Setback(WORKER_LOST), now_s)
@@ -283,14 +294,19 @@ class Dispatch:
             self.abort(self.inflight.fail(inflight, FAILED))
             raise
 
-    def _start(self, choices: Sequence[Choice], route: Route, now_s: float) -> None:
+    def _start(self, choices: Sequence[Choice], route: Route, card: ModelCard) -> None:
         """Begin an attempt at neighbouring choices of a prompt: fresh ones, or only one."""
         choice = choices[0]
-        attempts = self.inflight.attempt(choices, route, now_s)
+        attempts = self.inflight.attempt(choices, route, self._clock())
         message = replace(
             choice.message,
             attempt=self._attempt_id(attempts[0].counter),
             route=route,
+            limits=replace(
+                choice.message.limits,
+                max_model_len=card.max_model_len,
+                max_input_length=card.max_input_length,
+            ),
             output_ids=choice.token_ids[:],
             accepted_characters=choice.num_characters,
             num_choices=len(choices),
@@ -310,7 +326,7 @@ class Dispatch:
             self._lacking_since_s = now_s
         for request, failure in self.inflight.spent(now_s):
             self.abort(self.inflight.fail(request, failure))
-        self.recover()
+        self.recovery.recover()
         self.queries.tick(now_s)
         self.holds.wake(float("inf") if self.draining else now_s)
         if now_s - self._signed_at_s >= KEEP_ALIVE_S:
@@ -320,58 +336,18 @@ class Dispatch:
 
     def arrived(self) -> None:
         """Go on with what has waited for a worker: one has come."""
-        self.recover()
+        self.recovery.recover()
         self.holds.wake()
-
-    def recover_new(self) -> None:
-        """Go on with choices that have lost their workers since the last call of `recover`."""
-        if self.inflight.num_displaced != self._num_displaced:
-            self.recover()
-
-    def recover(self) -> None:
-        """Send the choices that lost their workers on to others, the most advanced first."""
-        self._num_displaced = self.inflight.num_displaced
-        self._recovery += 1
-        self._turns.begin(self._retries(self._recovery))
-
-    def _retries(self, recovery: int) -> Iterator[None]:
-        """Try displaced choices again, one at each step, unless a later recovery has begun."""
-        for choices in self.inflight.to_retry():
-            # Unless another choice has failed the request meanwhile.
-            if choices[0] in self.inflight.displaced and not self._recovers(choices, self._clock()):
-                return
-            yield
-            if recovery != self._recovery:
-                return
-
-    def _recovers(self, choices: Sequence[Choice], now_s: float) -> bool:
-        """Begin another attempt, fail the request or wait; False if no more retries may begin."""
-        request, setbacks = choices[0].request, choices[0].setbacks
-        group = self.fleet.of_revision(request.card)
-        able = group.without(setbacks.refused_by)
-        failure = None
-        if not able.missing:  # whether the doubted ones are lost, too, is known in a moment
-            sure = able.without(self.fleet.doubted(now_s))
-            if not sure.missing and not self.fleet.retries.take(now_s):
-                return False
-            failure = None if sure.missing else self._retry(choices, sure, now_s)
-        elif may_wait(setbacks, now_s, self._limits.hold_s, group.missing, request.has_begun):
-            if not group.missing:
-                for each in choices:
-                    each.setbacks.forget_refusals(now_s)
-        else:
-            failure = setbacks.failure or WORKER_LOST
-        if failure is not None:
-            self.abort(self.inflight.fail(request, failure))
-        return True
 
     def _retry(self, choices: Sequence[Choice], group: Group, now_s: float) -> Failure | None:
         """Begin another attempt; a failure ends the request."""
         setbacks = choices[0].setbacks
         kept = setbacks.kept_compute if choices[0].token_ids else ""
-        route, _ = self.fleet.route(group, self._transport.address, now_s, kept, setbacks.avoided)
+        route, card = self.fleet.route(
+            group, self._transport.address, now_s, kept, setbacks.avoided
+        )
         try:
-            self._start(choices, route, now_s)
+            self._start(choices, route, card)
         except ApiError as error:
             return error.failure
         choices[0].request.stats.num_retries += len(choices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,16 +11,39 @@ from dataclasses import dataclass
 from services.router.admission import AdmissionController, AdmissionTicket
 from services.router.caller import Caller
 from services.router.errors import FULL, ApiError
+from services.router.groups import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long something is held that lacks a worker: `hold_s`, if nothing is known of one.
+
+    It is longer for a model whose compute loads (`load_s`), or is asleep where something starts its
+    compute (`wake_s`).
+    """
+
+    hold_s: float
+    wake_s: float = 0.0
+    load_s: float = 0.0
+
+    def of_s(self, group: Group | None) -> float:
+        status = "" if group is None else group.status
+        longest_s = self.wake_s if status in ("asleep", "loading") else 0.0
+        return max(self.hold_s, longest_s, self.load_s if status == "loading" else 0.0)
 
 
 @dataclass(eq=False, slots=True)
 class HeldPlace:
-    """One that waits until `until_s`. A query has been admitted before; it has no `ticket` here."""
+    """One that waits until `until_s`, since `since_s`, and in no case longer than until `by_s`.
 
+    A query has been admitted before; it has no `ticket` here.
+    """
+
+    since_s: float
+    by_s: float
     until_s: float
     ticket: AdmissionTicket | None
-    since_s: float
-    model: str
+    model: str = ""  # that it waits for, if known
     woken: asyncio.Future[ApiError | None] | None = None  # gets why it is to give up, if it is
 
     @property
@@ -32,16 +56,16 @@ class HeldPlace:
 
 
 class HoldQueue:
-    """Holds callers for `hold_s` at most; it knows nothing of workers.
+    """Holds callers while the patience with their models lasts.
 
     Requests count in the bounds of what is in flight while they wait. A client that fills these
     gives up its latest places to those that have less. They are woken one of each client at a time.
     """
 
     def __init__(
-        self, hold_s: float, admission: AdmissionController, clock: Callable[[], float]
+        self, patience: Patience, admission: AdmissionController, clock: Callable[[], float]
     ) -> None:
-        self.hold_s = hold_s
+        self._patience = patience
         self.clock = clock
         self._admission = admission
         self._places: dict[HeldPlace, None] = {}  # in the order of their coming
@@ -52,20 +76,15 @@ class HoldQueue:
     def __iter__(self) -> Iterator[HeldPlace]:
         return iter(self._places)
 
-    def deadline(self) -> float:
-        """Return until when a caller who comes now may wait."""
-        return self.clock() + self.hold_s
-
     @contextmanager
-    def place(
-        self, until_s: float, caller: Caller | None = None, model: str = ""
-    ) -> Iterator[HeldPlace]:
+    def place(self, by_s: float = math.inf, caller: Caller | None = None) -> Iterator[HeldPlace]:
         """Keep a place, also between two waits; ApiError 429 or 503 if there is none.
 
         A caller who leaves this without an error is to be admitted for good at once.
         """
+        now_s = self.clock()
         ticket = None if caller is None else self._admit(caller)
-        place = HeldPlace(until_s, ticket, self.clock(), model)
+        place = HeldPlace(now_s, by_s, min(now_s + self._patience.hold_s, by_s), ticket)
         self._places[place] = None
         goes_on = False
         try:
@@ -73,6 +92,11 @@ class HoldQueue:
             goes_on = True
         finally:
             self._leave(place, goes_on)
+
+    def learn(self, place: HeldPlace, group: Group | None) -> None:
+        """Take in what is known by now of the model that a caller waits for."""
+        place.model = "" if group is None else group.card.name
+        place.until_s = min(place.since_s + self._patience.of_s(group), place.by_s)
 
     async def wait(self, place: HeldPlace) -> bool:
         """Wait until it may be worth another try; False if it is time.

@@ -131,10 +131,8 @@ class StatusHandlers:
         return json_response({"version": self._version})
 
     async def models(self, request: web.Request) -> web.Response:
-        """List the models that are served, in the shape of the client's API."""
-        groups = self._complete_groups()
-        by_name = {name: self._card(group, name) for group in groups for name in group.card.names}
-        cards = list(by_name.values())
+        """List the models and whether they are loaded, in the shape of the client's API."""
+        cards = list(self._cards().values())
         if is_anthropic(request):
             return json_response(model_list(cards))
         return json_response({"object": "list", "data": cards})
@@ -142,10 +140,8 @@ class StatusHandlers:
     async def model(self, request: web.Request) -> web.Response:
         """Describe one model."""
         name = request.match_info["model"]
-        for group in self._complete_groups():
-            if name in group.card.names:
-                card = self._card(group, name)
-                return json_response(model_info(card) if is_anthropic(request) else card)
+        if (card := self._cards().get(name)) is not None:
+            return json_response(model_info(card) if is_anthropic(request) else card)
         message = f"the model {name[:100]!r} does not exist; /v1/models lists those that do"
         raise ApiError(Failure(404, "model_not_found", message, "model"))
 
@@ -153,13 +149,16 @@ class StatusHandlers:
         dispatch = self._dispatch
         missing = list(dispatch.fleet.missing)
         status = "draining" if dispatch.draining else "waiting" if missing else "ok"
-        if status == "ok" and not dispatch.fleet.healthy:  # requests are served all the same
+        if status == "waiting" and dispatch.waits_to_wake:
+            status = "asleep"
+        elif status == "ok" and not dispatch.fleet.healthy:  # requests are served all the same
             status = "unhealthy"
         body = {"status": status, "missing": missing, **more}
         if names_workers and (refused := dispatch.fleet.refused):
             body["refused"] = refused
-        response = json_response(body, 200 if status == "ok" else 503)
-        if status != "ok":
+        is_ready = status in ("ok", "asleep")
+        response = json_response(body, 200 if is_ready else 503)
+        if not is_ready:
             response.headers["Retry-After"] = RETRY_AFTER_S
         return response
 
@@ -188,7 +187,9 @@ class StatusHandlers:
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
         """Have every compute free the cached pages that no running sequence holds."""
         workers = [
-            worker for worker in self._dispatch.fleet.workers() if worker.service == "compute"
+            worker
+            for worker in self._dispatch.fleet.workers()
+            if worker.service == "compute" and not worker.model.loading
         ]
         counts = await asyncio.gather(*map(self._reset, workers))
         pages = {worker.name: freed for worker, freed in zip(workers, counts, strict=True)}
@@ -206,15 +207,26 @@ class StatusHandlers:
     def _complete_groups(self) -> list[Group]:
         return [group for group in self._dispatch.fleet.groups() if not group.missing]
 
+    def _cards(self) -> dict[str, dict[str, Any]]:
+        """Return the models by name; of two revisions the one that more can be done with."""
+        fleet = self._dispatch.fleet
+        names = dict.fromkeys(name for group in fleet.groups() for name in group.card.names)
+        found = ((name, fleet.group(name)) for name in names)
+        return {
+            name: self._card(group, name)
+            for name, group in found
+            if group is not None and group.status != "incomplete"
+        }
+
     def _card(self, group: Group, name: str) -> dict[str, Any]:
-        computes = group.workers["compute"]
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "slipstream",
             "root": group.card.name,
-            "max_model_len": max(worker.model.max_model_len for worker in computes),
+            "status": group.status,
+            "max_model_len": group.card.max_model_len,
             "sampling_defaults": sampling_in_force(group.card),
         }
 
@@ -255,6 +267,8 @@ def _instance(worker: RegisteredWorker) -> dict[str, Any]:
         "capacity": load.capacity,
         "kv_usage": round(load.kv_usage, 4),
     }
+    if worker.model.loading:
+        report["loading"] = True
     if worker.trouble:
         report["trouble"] = worker.trouble
     if load.steps is not None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from services.router.dispatch import Dispatch
-from services.router.fleet import RegisteredWorker
+from services.router.groups import RegisteredWorker
 from services.router.middleware import CLIENT
 
 FORMAT_HEADER = "endpoint-load-metrics-format"

@@ -208,7 +208,7 @@ class Queries:
         # Of a group that was found a while ago, some may be gone; a query to them has no answer.
         current = self._fleet.of_revision(group.card)
         able: Group | None = current if current.workers[service] else group
-        with self._holds.place(self._holds.deadline()) as place:
+        with self._holds.place() as place:
             async with self._question(self._limits.timeout_s) as question:
                 while True:
                     if able is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from common.busy_share import BusyShare
 from common.messages.control import Signals
 from services.router.dispatch import Dispatch
-from services.router.fleet import RegisteredWorker
+from services.router.groups import RegisteredWorker
 from services.router.holding import HeldPlace
 from services.router.scaling import Observation, Scaler, ScalingSettings, ServicePool
 

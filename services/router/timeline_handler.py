@@ -44,7 +44,7 @@ class TimelineHandler:
     async def timeline(self, request: web.Request) -> web.Response:
         """Answer with the spans of all processes except workers that do not reply."""
         seconds = _seconds(request.query.get("seconds"))
-        workers = list(self._dispatch.fleet.workers())
+        workers = [each for each in self._dispatch.fleet.workers() if not each.model.loading]
         replies = await asyncio.gather(*(self._part(worker, seconds) for worker in workers))
         parts = (self._own_part(seconds), *(part for part in replies if part is not None))
         body = pack(Timeline(parts))

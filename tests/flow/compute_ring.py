@@ -60,6 +60,9 @@ class SimDevice:
         self._settings = settings
         self._folder = folder
 
+    def card(self) -> ModelCard:
+        return CARD
+
     def load(self) -> tuple[Runner, Scheduler, ModelCard, GrammarSettings]:
         settings = grammar_settings(self._folder, self._settings, self.runner.spec())
         return self.runner, self.scheduler, CARD, settings

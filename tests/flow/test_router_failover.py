@@ -302,7 +302,7 @@ async def test_a_look_at_what_waits_is_in_turns_too(monkeypatch: pytest.MonkeyPa
         fleet, looks = ring.actor.dispatch.fleet, []
         of_revision = fleet.of_revision
         monkeypatch.setattr(fleet, "of_revision", lambda card: looks.append(1) or of_revision(card))
-        ring.actor.dispatch.recover()
+        ring.actor.dispatch.recovery.recover()
         assert len(looks) == MAX_STEPS
         await ring.until(lambda: len(looks) == 2 * MAX_STEPS)
         task.cancel()

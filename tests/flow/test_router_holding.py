@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from common.messages.tokenize import Tokenize
-from tests.flow.router_ring import CHAT, TEXT, Ring, chat, error_of, running_router
+from tests.flow.router_ring import CARD, CHAT, TEXT, Ring, chat, error_of, running_router
 
 
 @pytest.mark.parametrize(
@@ -95,3 +96,46 @@ async def test_who_waits_gives_up_places_to_others_and_they_go_on_in_turns() -> 
 async def _ask(ring: Ring, body: dict[str, Any], path: str = CHAT) -> tuple[int, bytes]:
     async with ring.post(path, body) as response:
         return response.status, await response.read()
+
+
+async def test_a_request_waits_longer_for_a_model_that_loads_than_for_one_that_is_lost() -> None:
+    async with running_router(workers=False, hold_s=1.0, load_s=5.0) as ring:
+        for service in ("tokenizer", "compute", "detokenizer"):
+            ring.worker(service, service)
+        coming = replace(CARD, loading=True)
+        ring.beat("tokenizer", "detokenizer")
+        task = asyncio.ensure_future(_ask(ring, chat()))
+        await ring.until(lambda: [place.model for place in ring.actor.dispatch.holds] == ["demo"])
+        ring.beat("compute", model=coming, draining=True, stall_after_s=60.0)
+        for _ in range(40):
+            await ring.tick()
+            ring.beat("tokenizer", "detokenizer")
+        assert not task.done()
+        ring.beat("compute")
+        assert (await task)[0] == 200
+        await ring.until(ring.is_empty)
+
+
+async def test_a_model_goes_down_to_no_compute_and_back_while_its_requests_wait() -> None:
+    async with running_router(hold_s=1.0, wake_s=60.0) as ring:
+        ring.beat("compute", draining=True)
+        await ring.settle()
+        ring.actor.peer_lost(ring.workers["compute"].transport.address)
+        assert (await _status(ring)) == ("asleep", 200, "asleep")
+        task = asyncio.ensure_future(_ask(ring, chat()))
+        await ring.until(lambda: len(ring.actor.dispatch.holds))
+        for _ in range(30):
+            await ring.tick()
+            ring.beat("tokenizer", "detokenizer")
+        assert not task.done()
+        ring.worker("another", "compute")
+        ring.beat("another")
+        assert (await task)[0] == 200
+        assert (await _status(ring)) == ("loaded", 200, "ok")
+
+
+async def _status(ring: Ring) -> tuple[str, int, str]:
+    async with ring.session.get("/v1/models/demo") as response:
+        status = (await response.json())["status"]
+    async with ring.session.get("/ready") as response:
+        return status, response.status, (await response.json())["status"]

@@ -112,6 +112,9 @@ class SimDevice:
 
         self._settings = settings
 
+    def card(self) -> ModelCard:
+        return CARD
+
     def load(self) -> tuple[Runner, Scheduler, ModelCard, GrammarSettings]:
         settings = grammar_settings("", self._settings, self.runner.spec())
         return self.runner, self.scheduler, CARD, settings

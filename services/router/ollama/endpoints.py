@@ -239,7 +239,8 @@ def listing_routes(backend: Backend) -> list[web.RouteDef]:
     """Return the routes of the GET requests."""
 
     async def tags(_: web.Request) -> web.Response:
-        cards = [group.card for group in backend.dispatch.fleet.groups() if not group.missing]
+        groups = backend.dispatch.fleet.groups()
+        cards = [group.card for group in groups if group.status != "incomplete"]
         models = [
             {"name": name, "model": name, **_ENTRY, "digest": card.revision, "details": _DETAILS}
             for card in cards

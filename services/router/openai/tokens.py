@@ -100,11 +100,7 @@ async def _tokenize(dispatch: Dispatch, fields: TokenizeTextFields | TokenizeCha
     field = "prompt" if fields.messages is None else "messages"
     with_strings = bool(fields.return_token_strs)
     answer = await dispatch.queries.tokenize(group, fields.source, field, with_strings)
-    computes = group.workers["compute"]
-    head = {
-        "count": len(answer.ids),
-        "max_model_len": max(worker.model.max_model_len for worker in computes),
-    }
+    head = {"count": len(answer.ids), "max_model_len": group.card.max_model_len}
     strs = json_bytes(list(answer.token_strs) if with_strings else None)
     ids = await _written(answer.ids)
     return b'%b,"tokens":[%b],"token_strs":%b}' % (json_bytes(head)[:-1], ids, strs)

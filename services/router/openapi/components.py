@@ -126,6 +126,7 @@ _OPENAI: dict[str, Schema] = {
         **each(STRING, "id", "owned_by", "root"),
         object=constant("model"),
         created=INTEGER,
+        status=one_of("loaded", "loading", "asleep"),
         max_model_len=COUNT,
         sampling_defaults=record(**_SAMPLING_DEFAULTS),
     ),

@@ -39,6 +39,8 @@ def test_the_settings_are_these() -> None:
         "responses_ttl_s",
         "lease_s",
         "hold_s",
+        "load_s",
+        "wake_s",
         "max_wait_s",
         "max_ttft_s",
         "grace_s",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.router.admission import AdmissionController, AdmissionLimits, Client, ClientLimits
 from services.router.caller import Caller
 from services.router.errors import ApiError
-from services.router.holding import HoldQueue
+from services.router.holding import HoldQueue, Patience
 
 LIMITS = AdmissionLimits(max_in_flight=6, max_in_flight_tokens=600)
 
@@ -22,7 +22,7 @@ class House:
     def __init__(self, limits: AdmissionLimits = LIMITS) -> None:
         self.now_s = 0.0
         self.admission = AdmissionController(limits)
-        self.holds = HoldQueue(10.0, self.admission, lambda: self.now_s)
+        self.holds = HoldQueue(Patience(10.0), self.admission, lambda: self.now_s)
         self.ends: list[tuple[str, str]] = []
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -32,7 +32,7 @@ class House:
 
     async def _wait(self, client: str, tokens: int) -> None:
         try:
-            with self.holds.place(self.holds.deadline(), Caller(Client(client), tokens)) as place:
+            with self.holds.place(caller=Caller(Client(client), tokens)) as place:
                 end = "went on" if await self.holds.wait(place) else "late"
         except ApiError as error:
             end = error.failure.code

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from common.errors import ModelError
+from common.model_folder import describe
 from services.compute.config import ComputeSettings
 from services.compute.device import model_card
 from services.compute.runner.packing_runner import PackingRunner
@@ -152,9 +153,8 @@ def test_a_card_and_a_spec_say_how_a_model_pools(tmp_path: Path) -> None:
     folder = save_embedding_model(make_model("llama"), tmp_path, "mean")
     spec = load_on_cpu(folder, SETTINGS).spec()
     assert (spec.pooling, spec.generates) == ("mean", False)
-    from common.config import ModelSettings
 
-    card = model_card(folder, ModelSettings(path=str(folder)), SETTINGS, spec)
+    card = model_card(describe(folder), SETTINGS, spec)
     assert card.pooling == "mean"
 
 
