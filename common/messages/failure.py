@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 # stop: EOS, a stop token or a stop string; length: a limit; aborted: by the router or a stop
 # string; failed: this request's fault or this engine's; refused: never started; moved: draining.
 EndReason: TypeAlias = Literal["stop", "length", "aborted", "failed", "refused", "moved"]
+
+
+TOO_LONG: Final = "context_length_exceeded"  # the code of a prompt that does not fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,8 @@ class RouterActor:
                 self._heartbeat(message, sender)
                 return
             case AttemptRefused():
-                self._abort(dispatch.inflight.refused(message, self._clock()), sender)
+                refused = dispatch.recovery.judged(message)
+                self._abort(dispatch.inflight.refused(refused, self._clock()), sender)
             case Tokenized() | Detokenized() | TimelinePart() | Inspection():
                 dispatch.queries.answered(message)
             case OtherProtocol(version, WorkerAlive.TAG):

@@ -17,6 +17,7 @@ from services.router.answer import Sink
 from services.router.caller import ANYBODY, Caller
 from services.router.drain_rate import DrainRate
 from services.router.failover import Setbacks
+from services.router.generate_request import expected_tokens
 from services.router.request_stats import RequestStats
 
 NEVER = -1.0
@@ -92,6 +93,14 @@ class Choice:
         """What its attempts have in common."""
         messages = self.request.messages
         return messages[self.index // messages[0].num_choices]
+
+    @property
+    def expected_tokens(self) -> int:
+        """How long its prompt and answer will be together, as far as is known."""
+        message = self.message
+        most = max(message.sampling.max_tokens, len(self.token_ids) + 1)
+        known = self.opened.prompt_tokens if self.opened else self.setbacks.prompt_tokens
+        return known + most if known else expected_tokens(message.prompt, most)
 
     def previous_token(self, now_s: float) -> float:
         """Note that a token has come; returns when the one before it did, or `NEVER`."""

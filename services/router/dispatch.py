@@ -31,7 +31,7 @@ from services.router.errors import ApiError, unsendable
 from services.router.failover import Setback
 from services.router.first_stage import first_stage
 from services.router.fleet import Fleet
-from services.router.generate_request import GenerateRequest, estimated_tokens
+from services.router.generate_request import GenerateRequest, estimated_tokens, expected_tokens
 from services.router.groups import Group, only_model
 from services.router.holding import HoldQueue, Patience
 from services.router.inflight import InflightTable
@@ -254,7 +254,10 @@ class Dispatch:
                 return  # it has ended meanwhile
             now_s, current = self._clock(), self.fleet.of_revision(group.card)
             group = group if current.missing else current
-            route, card = self.fleet.route(group, self._transport.address, now_s)
+            num_tokens = expected_tokens(prompt, request.sampling.max_tokens)
+            route, card = self.fleet.route(
+                group, self._transport.address, now_s, num_tokens=num_tokens
+            )
             message = Tokenize(
                 attempt=self._attempt_id(0),
                 route=route,
@@ -343,9 +346,8 @@ class Dispatch:
         """Begin another attempt; a failure ends the request."""
         setbacks = choices[0].setbacks
         kept = setbacks.kept_compute if choices[0].token_ids else ""
-        route, card = self.fleet.route(
-            group, self._transport.address, now_s, kept, setbacks.avoided
-        )
+        reply, num_tokens = self._transport.address, choices[0].expected_tokens
+        route, card = self.fleet.route(group, reply, now_s, kept, setbacks.avoided, num_tokens)
         try:
             self._start(choices, route, card)
         except ApiError as error:

@@ -57,6 +57,7 @@ class Setbacks:
     lost_at: set[str] = field(default_factory=set)
     wrong_at: set[str] = field(default_factory=set)
     kept_compute: str = ""
+    prompt_tokens: int = 0  # of a prompt that was too long for a compute
     num_tokens: int = 0
     num_tries: int = 0
     num_deaths: int = 0
@@ -75,6 +76,7 @@ class Setbacks:
         if setback.wrong_at:
             self.wrong_at.add(setback.wrong_at)
         self.failure = setback.failure
+        self.prompt_tokens = max(self.prompt_tokens, setback.failure.prompt_tokens)
         # What is lost twice is perhaps lost before it reaches a detokenizer.
         is_second_loss = bool(setback.lost_at and self.lost_at)
         self.kept_compute = "" if is_second_loss else setback.kept_compute

@@ -10,8 +10,8 @@ from common.messages.address import PROTOCOL_VERSION, Address, Route
 from common.messages.control import ModelCard, ServiceName, WorkerAlive
 from services.router.breaker import CircuitBreakers
 from services.router.failover import RetryBudget
-from services.router.groups import SERVICES, Group, RegisteredWorker, groups_of, name_of
-from services.router.placement import Placement, PlacementCandidate
+from services.router.groups import SERVICES, Group, RegisteredWorker, groups_of, name_of, with_room
+from services.router.placement import Placement
 
 # What is long, the others leave to their children; their own loops answer within milliseconds.
 MAY_STAND_STILL: frozenset[ServiceName] = frozenset({"compute"})
@@ -93,6 +93,7 @@ class Fleet:
         worker.heard_at_s = now_s
         worker.load, worker.trouble = message.load, message.trouble
         worker.experts = message.experts or worker.experts
+        worker.profile.heard(message.load, now_s)
         worker.num_placed = 0
         silence_s = message.stall_after_s if message.service in MAY_STAND_STILL else 0.0
         self._leases.grant(instance_id, now_s, max(self._lease_s, silence_s))
@@ -236,12 +237,15 @@ class Fleet:
         now_s: float,
         kept: str = "",
         avoided: Collection[str] = (),
+        num_tokens: int = 0,
     ) -> tuple[Route, ModelCard]:
         """Place one request in a complete group; the card is compute's, whose limits apply.
 
         The compute instance `kept` is taken if it is there: it has pages of the request. Instances
-        `avoided` are taken only where there are no others.
+        `avoided` are taken only where there are no others, and a compute without room for the
+        request's `num_tokens` only where none has.
         """
+        group = group.with_computes(with_room(group.workers["compute"], num_tokens))
         spared = group.without(avoided)
         group = group if spared.missing else spared
         tokenizer = self.place(group, "tokenizer", now_s)
@@ -259,14 +263,7 @@ class Fleet:
         sound = [worker for worker in workers if allows(worker.address.endpoint, now_s)] or workers
         audible = [worker for worker in sound if not self._is_silent(worker, now_s)]
         choices = audible or list(sound)
-        candidates = [
-            PlacementCandidate(
-                worker.address.instance_id,
-                worker.load.num_running + worker.load.num_waiting + worker.num_placed,
-                worker.load.capacity,
-            )
-            for worker in choices
-        ]
+        candidates = [worker.candidate for worker in choices]
         chosen = choices[self._placement.choose(service, candidates)]
         chosen.num_placed += 1
         self.breakers.placed(chosen.address.endpoint, now_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from common.messages.control import ModelCard
-from common.messages.failure import Failure
+from common.messages.failure import TOO_LONG, Failure
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import (
     ChatPrompt,
@@ -180,13 +180,17 @@ def token_limits(card: ModelCard) -> TokenLimits:
     )
 
 
+def expected_tokens(prompt: PromptSource, max_tokens: int) -> int:
+    """Estimate the length of a prompt with its answer, at least one token; ids are counted."""
+    return _estimated_tokens(prompt) + max(1, max_tokens)
+
+
 def check_prompt_length(length: int, card: ModelCard, field: str) -> None:
     """Raise ApiError 400 for a prompt that the model could not take (0: it sets no limit)."""
     most = card.max_input_length or card.max_model_len
     if 0 < most < length:
         message = f"{field}: has {length} tokens; this model takes {most} at most"
-        code = "context_length_exceeded"
-        raise ApiError(Failure(400, code, message, field, False, length, most))
+        raise ApiError(Failure(400, TOO_LONG, message, field, False, length, most))
 
 
 def _max_tokens(source: PromptSource) -> int:

@@ -10,8 +10,11 @@ from common.messages.address import Address
 from common.messages.control import Load, ModelCard, ServiceName
 from common.messages.experts import ExpertLoad
 from services.router.errors import bad_field
+from services.router.placement import PlacementCandidate
+from services.router.step_profile import StepProfile
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
+MAX_LENGTH = 1 << 31  # of a compute that names none
 MAX_NAMED_MODELS = 8  # in an error message
 
 Revision: TypeAlias = tuple[str, str]  # name and revision
@@ -37,6 +40,7 @@ class RegisteredWorker:
     trouble: str = ""  # why it should get no requests
     experts: ExpertLoad | None = None  # of the last heartbeat that had it
     unknown: frozenset[int] = frozenset()  # listed last time, not open here
+    profile: StepProfile = field(default_factory=StepProfile)
 
     @property
     def name(self) -> str:
@@ -46,6 +50,13 @@ class RegisteredWorker:
     def accepts(self) -> bool:
         """Whether it takes requests: it is not on its way out, or in."""
         return not (self.draining or self.model.loading)
+
+    @property
+    def candidate(self) -> PlacementCandidate:
+        """What placement may know of it."""
+        load = self.load.num_running + self.load.num_waiting + self.num_placed
+        step_s = self.profile.step_s(min(load + 1, max(1, self.load.capacity)))
+        return PlacementCandidate(self.address.instance_id, load, self.load.capacity, step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,12 @@ class Group:
         if self.missing != ("compute",):
             return "incomplete"
         return "loading" if self.num_loading else "asleep"
+
+    def with_computes(self, computes: tuple[RegisteredWorker, ...]) -> Group:
+        """Return the group with some of its computes alone."""
+        if len(computes) == len(self.workers["compute"]):
+            return self
+        return Group(self.card, {**self.workers, "compute": computes}, self.num_loading)
 
     def without(self, instances: Collection[str]) -> Group:
         """Return the group less some instances."""
@@ -106,6 +123,15 @@ def groups_of(workers: Iterable[RegisteredWorker], served: Iterable[ModelCard]) 
         if card.name not in {name for name, _ in cards} or _revision(card) in cards:
             cards.setdefault(_revision(card), card)
     return [_group(card, computes.get(key, ()), readers) for key, card in cards.items()]
+
+
+def with_room(
+    computes: Sequence[RegisteredWorker], num_tokens: int
+) -> tuple[RegisteredWorker, ...]:
+    """Return those whose context has room for so many tokens, or else those with the longest."""
+    lengths = [each.model.max_model_len or MAX_LENGTH for each in computes]
+    least = min(num_tokens, max(lengths, default=0))
+    return tuple(each for each, most in zip(computes, lengths, strict=True) if most >= least)
 
 
 def only_model(groups: Sequence[Group]) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from common.messages.address import Route
 from common.messages.control import AbortReason, ModelCard
-from common.messages.failure import Ending, Failure
+from common.messages.failure import TOO_LONG, Ending, Failure
 from common.messages.logprobs import Logprobs
 from common.messages.text import AttemptRefused, TextGenerated
 from services.router.answer import Sink
@@ -101,6 +101,9 @@ class InflightTable:
             started.append(attempt)
         return started
 
+    def attempt_of(self, counter: int) -> Attempt | None:
+        return self._attempts.get(counter)
+
     def to_retry(self) -> list[list[Choice]]:
         """Return the displaced choices, the most advanced first; fresh ones of a prompt together.
 
@@ -182,7 +185,9 @@ class InflightTable:
             attempt = self._attempts.get(counter)
             if attempt is not None:
                 self._remove(attempt)
-                by = attempt.route.tokenizer.instance_id
+                # A prompt is too long for its compute; else the tokenizer cannot take it.
+                is_long = message.failure.code == TOO_LONG
+                by = (attempt.route.compute if is_long else attempt.route.tokenizer).instance_id
                 aborted += self.displace(
                     attempt.choice, Setback(message.failure, refused_by=by), now_s
                 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from common.messages.failure import Failure
+from common.messages.failure import TOO_LONG, Failure
+from common.messages.text import AttemptRefused
 from common.turns import Turns
 from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice
 from services.router.failover import may_wait
@@ -82,3 +84,14 @@ class Recovery:
         if failure is not None:
             self._abort(self._inflight.fail(request, failure))
         return True
+
+    def judged(self, refused: AttemptRefused) -> AttemptRefused:
+        """Make a refusal retryable whose prompt is too long for its compute, and not for all."""
+        failure, attempt = refused.failure, self._inflight.attempt_of(refused.attempt.counter)
+        if failure.code != TOO_LONG or attempt is None:
+            return refused
+        group = self._fleet.of_revision(attempt.choice.request.card)
+        lengths = (each.model.max_input_length for each in group.workers["compute"])
+        if all(most < failure.prompt_tokens for most in lengths):
+            return refused
+        return replace(refused, failure=replace(failure, retryable=True))

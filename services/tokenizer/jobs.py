@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from common.child_main import pack_frame
 from common.link.codec import pack, unpack
 from common.messages.arrays import Int32s
-from common.messages.failure import Failure
+from common.messages.failure import TOO_LONG, Failure
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, PromptSource, TextPrompt
 from common.tokenized import ExpectedAnswer
-
-TOO_LONG: Final = "context_length_exceeded"
 
 
 class Refused(Exception):

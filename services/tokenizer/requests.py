@@ -15,10 +15,10 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from common.messages.address import AttemptId
 from common.messages.arrays import int64s
-from common.messages.failure import Failure
+from common.messages.failure import TOO_LONG, Failure
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import OutputRules, Tokenize, TokenizeQuery, TokenLimits
-from services.tokenizer.jobs import TOO_LONG, TextBound
+from services.tokenizer.jobs import TextBound
 
 TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 1 << 16

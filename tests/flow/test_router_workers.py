@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -11,13 +12,17 @@ from common.link.codec import SPOKEN
 from common.link.shapes import Shapes
 from common.messages.address import PROTOCOL_VERSION
 from common.messages.arrays import int64s
-from common.messages.control import Abort, OtherProtocol, RouterAlive
+from common.messages.control import Abort, Load, OtherProtocol, RouterAlive
+from common.messages.failure import Failure
 from common.messages.tokenize import Tokenize
 from services.router.groups import SERVICES
 from tests import old_release
 from tests.flow.router_ring import (
+    CARD,
     CHAT,
+    TEXT,
     Script,
+    ask,
     chat,
     error_of,
     events,
@@ -278,3 +283,35 @@ async def test_a_worker_of_the_next_release_waits_until_those_of_the_last_have_g
         ring.beat("new")
         await ring.settle()
         assert ring.workers["new"].got == [RouterAlive(ring.transport.address, 4)]
+
+
+async def test_a_prompt_that_is_too_long_for_one_compute_goes_on_to_a_longer_one() -> None:
+    """Before a text is tokenized its length is an estimate."""
+    async with running_router() as ring:
+        longer = replace(CARD, max_model_len=4096, max_input_length=4095)
+        ring.worker("longer", "compute", longer)
+        ring.beat()
+        ring.beat("longer", load=Load(63, 0, 64))  # what fits both goes to the other
+        await ring.settle()
+        task = await waiting(ring, {"prompt": "short", "max_tokens": 8}, TEXT)
+        (message,) = ring.workers["tokenizer"].of(Tokenize)
+        assert message.limits.max_model_len == 512
+        too_long = Failure(400, "context_length_exceeded", "600 tokens", "prompt", False, 600, 511)
+        ring.refuse(message, too_long)
+        await ring.until(lambda: len(ring.workers["tokenizer"].of(Tokenize)) == 2)
+        again = ring.workers["tokenizer"].of(Tokenize)[1]
+        assert again.route.compute == ring.workers["longer"].transport.address
+        assert again.limits.max_model_len == 4096
+        ring.refuse(again, replace(too_long, prompt_tokens=5000, most_prompt_tokens=4095))
+        assert (await task)[0] == 400
+
+
+async def test_a_request_whose_length_is_known_goes_where_it_fits_at_once() -> None:
+    async with running_router() as ring:
+        ring.worker("longer", "compute", replace(CARD, max_model_len=4096, max_input_length=4095))
+        ring.beat()
+        ring.beat("longer", load=Load(63, 0, 64))
+        await ring.settle()
+        await ask(ring, TEXT, {"prompt": [7] * 500, "max_tokens": 100})
+        (message,) = ring.workers["tokenizer"].of(Tokenize)
+        assert message.route.compute == ring.workers["longer"].transport.address

@@ -9,7 +9,7 @@ import pytest
 from common.messages.address import Address
 from common.messages.control import Load, ModelCard, ServiceName
 from services.router.errors import ApiError
-from services.router.groups import Group, RegisteredWorker, groups_of, only_model
+from services.router.groups import Group, RegisteredWorker, groups_of, only_model, with_room
 
 SMALL = ModelCard("small", "rev1", 1000, 512, vocabulary="words")
 LARGE = ModelCard("large", "rev2", 1000, 4096, vocabulary="words")
@@ -87,3 +87,11 @@ def test_a_request_names_its_model_where_there_are_several() -> None:
 
 def _compute(card: ModelCard) -> RegisteredWorker:
     return _worker("compute", card)
+
+
+def test_a_request_goes_where_there_is_room_for_it() -> None:
+    longer = ModelCard("small", "rev1", 1000, 8192, vocabulary="words")
+    small, large = _compute(SMALL), _compute(longer)
+    assert with_room([small, large], 512) == (small, large)
+    assert with_room([small, large], 513) == (large,)
+    assert with_room([small, large], 9000) == (large,)  # its tokenizer says what is too long
