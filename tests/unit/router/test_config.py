@@ -43,6 +43,10 @@ def test_the_settings_are_these() -> None:
         "wake_s",
         "max_wait_s",
         "max_ttft_s",
+        "scaling_utilization",
+        "scaling_drain_s",
+        "scaling_down_after_s",
+        "scaling_idle_s",
         "grace_s",
     }
 
