@@ -93,7 +93,7 @@ class Fleet:
         worker.heard_at_s = now_s
         worker.load, worker.trouble = message.load, message.trouble
         worker.experts = message.experts or worker.experts
-        worker.profile.heard(message.load, now_s)
+        worker.pace.heard(message.load, now_s)
         worker.num_placed = 0
         silence_s = message.stall_after_s if message.service in MAY_STAND_STILL else 0.0
         self._leases.grant(instance_id, now_s, max(self._lease_s, silence_s))

@@ -11,7 +11,7 @@ from common.messages.control import Load, ModelCard, ServiceName
 from common.messages.experts import ExpertLoad
 from services.router.errors import bad_field
 from services.router.placement import PlacementCandidate
-from services.router.step_profile import StepProfile
+from services.router.step_pace import StepPace
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 MAX_LENGTH = 1 << 31  # of a compute that names none
@@ -40,7 +40,7 @@ class RegisteredWorker:
     trouble: str = ""  # why it should get no requests
     experts: ExpertLoad | None = None  # of the last heartbeat that had it
     unknown: frozenset[int] = frozenset()  # listed last time, not open here
-    profile: StepProfile = field(default_factory=StepProfile)
+    pace: StepPace = field(default_factory=StepPace)
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class RegisteredWorker:
     def candidate(self) -> PlacementCandidate:
         """What placement may know of it."""
         load = self.load.num_running + self.load.num_waiting + self.num_placed
-        step_s = self.profile.step_s(min(load + 1, max(1, self.load.capacity)))
+        step_s = self.pace.step_s(min(load + 1, max(1, self.load.capacity)))
         return PlacementCandidate(self.address.instance_id, load, self.load.capacity, step_s)
 
 

@@ -7,7 +7,7 @@ from common.messages.control import Load
 SMOOTHING = 0.2
 
 
-class StepProfile:
+class StepPace:
     """The seconds that a compute's steps take, by the number of requests that run in them.
 
     Their number in powers of two is exact enough, and lets two computes be compared of which one
