@@ -80,6 +80,7 @@ def without_new_fields(record: Any) -> Any:
     changes = {each.name: each.default for each in fields(record) if each.name in new}
     if isinstance(record, WorkerAlive):
         changes["model"] = without_new_fields(record.model)
+        changes["load"] = without_new_fields(record.load)
     return replace(record, **changes)
 
 
