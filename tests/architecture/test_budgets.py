@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (9_470, 61),
-    "services/router": (13_850, 79),
+    "common": (9_990, 64),
+    "services/router": (14_710, 86),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (32_000, 200),
+    "services/compute": (32_330, 204),
     "services/detokenizer": (2_950, 18),
-    "services/launcher": (1_340, 8),
-    "services/commands": (1_610, 9),
+    "services/launcher": (2_570, 18),
+    "services/commands": (1_700, 10),
     "services/bench": (630, 4),
-    "services": (56_550, 341),
+    "services": (59_030, 363),
 }
 MIN_MEDIAN_LINES = 90
 
