@@ -20,7 +20,7 @@ from common.messages.queries import StagePart, Timeline
 from common.telemetry.span_ring import SpanRing
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, bad_field
-from services.router.groups import RegisteredWorker, name_of
+from services.router.groups import SERVICES, RegisteredWorker, name_of
 
 DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 600.0
@@ -45,6 +45,7 @@ class TimelineHandler:
         """Answer with the spans of all processes except workers that do not reply."""
         seconds = _seconds(request.query.get("seconds"))
         workers = [each for each in self._dispatch.fleet.workers() if not each.model.loading]
+        workers.sort(key=lambda each: SERVICES.index(each.service))  # as requests go through them
         replies = await asyncio.gather(*(self._part(worker, seconds) for worker in workers))
         parts = (self._own_part(seconds), *(part for part in replies if part is not None))
         body = pack(Timeline(parts))

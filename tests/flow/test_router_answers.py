@@ -114,7 +114,7 @@ async def test_several_choices_are_one_message_and_share_the_prompts_usage() -> 
 
 async def test_every_prompt_of_a_batch_has_its_own_message_and_field() -> None:
     async with running_router() as ring:
-        body = {"model": "demo", "prompt": ["a", [1, 2]], "n": 2}
+        body = {"model": "demo", "prompt": ["a", [1, 2]], "n": 2, "max_tokens": 2}
         async with ring.post(TEXT, body) as response:
             choices = (await response.json())["choices"]
         assert [choice["index"] for choice in choices] == [0, 1, 2, 3]

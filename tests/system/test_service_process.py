@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,21 @@ def listens(report: Report) -> bool:
         return bool(port) and probe.connect_ex((report.host, int(port))) == 0
 
 
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where runs make their folders: a short path, as sockets have to fit beside it."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
 def test_a_replica_starts_its_process_again_and_drains_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    parent: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     given = assignment("router")
 
     def files(pattern: str) -> list[Path]:
-        return sorted(tmp_path.glob(f"*/{pattern}"))
+        return sorted(parent.glob(f"*/{pattern}"))
 
     async def main() -> None:
         actor = ServiceProcess("router-0", here)
