@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (9_990, 64),
     "services/router": (14_710, 86),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (32_330, 204),
+    "services/compute": (34_800, 216),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (2_570, 18),
     "services/commands": (1_700, 10),
     "services/bench": (630, 4),
-    "services": (59_030, 363),
+    "services": (61_500, 375),
 }
 MIN_MEDIAN_LINES = 90
 

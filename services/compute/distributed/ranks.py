@@ -1,0 +1,54 @@
+"""The ranks of a model that is split over several processes, seen from one of them.
+
+Shape legend: any.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Ranks(Protocol):
+    """Collective operations: every rank makes the same calls in the same order.
+
+    Whatever they return is the same on all ranks to the last bit, so that ranks that are given the
+    same uploads draw the same tokens and nothing has to be agreed upon.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def add_up(self, x: Tensor) -> None:
+        """Replace x by the sum of all ranks' x: added in the order of ranks, in float32, rounded
+        once."""
+        ...
+
+    def side_by_side(self, x: Tensor, width: int) -> Tensor:
+        """All ranks' x, in their order, as one tensor whose last dimension is `width`; ranks may
+        have parts of different widths."""
+        ...
+
+    def least(self, value: int) -> int:
+        """The smallest of all ranks' values."""
+        ...
+
+
+class Alone:
+    """The one rank of a model that is not split."""
+
+    rank = 0
+    size = 1
+
+    def add_up(self, x: Tensor) -> None:
+        pass
+
+    def side_by_side(self, x: Tensor, width: int) -> Tensor:
+        return x
+
+    def least(self, value: int) -> int:
+        return value
