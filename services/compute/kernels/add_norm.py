@@ -3,7 +3,8 @@ or layer norm (Ba et al., 2016).
 
     x += scale * (post(delta) if post else delta);  out = norm(x), if there is a norm
 
-Delta may be what a token's experts made of it, which is added up and rounded first: a launch less.
+Delta may be what a token's experts made of it, added up and rounded first, or what each rank of a
+split model has of it: a launch less.
 
 `post` is the norm that Gemma 2 and 3, GLM-4 and OLMo 2 have behind a block, `scale` Granite's
 residual multiplier. Rounding is that of transformers: whatever a module returns is rounded to the
@@ -18,7 +19,7 @@ Shape legend: T tokens, S sampled tokens, E hidden width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -32,6 +33,7 @@ from services.compute.kernels.combine_experts import (
 )
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.quantized_rows import QuantizedRows, RowPointers, store_codes
+from services.compute.kernels.rank_rows import RankRows, meet, rank_sum
 
 if TYPE_CHECKING:
     from services.compute.layers.weighted_layers import Norm
@@ -90,6 +92,8 @@ def _add_norm_kernel(
     row_weight_ptr,
     shared_ptr,
     gate_ptr,
+    rank_rows_ptr,
+    rank_memory,
     index_ptr,
     weight_ptr,
     bias_ptr,
@@ -104,6 +108,7 @@ def _add_norm_kernel(
     scale,
     E: tl.constexpr,
     K: tl.constexpr,  # rows of a delta, with weights; 0: one row without
+    RANKS: tl.constexpr,  # that have a summand of a delta each; 0: it is here as a whole
     BLOCK_E: tl.constexpr,
     NORM: tl.constexpr,
     POST: tl.constexpr,
@@ -134,6 +139,10 @@ def _add_norm_kernel(
                 delta_ptr, row_weight_ptr, shared_ptr, gate_ptr, row, e, inside, E, K
             )
             delta = delta.to(dtype).to(tl.float32)
+        elif RANKS > 0:
+            meet(rank_memory, row, RANKS)
+            delta = rank_sum(rank_rows_ptr, source + e, inside, dtype, RANKS)
+            delta = delta.to(dtype).to(tl.float32)
         else:
             delta = tl.load(delta_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
         total = add_delta(x, delta, inside, post_weight, post_eps, scale, E, POST, dtype)
@@ -159,7 +168,7 @@ def norm_form(norm: Norm | None) -> tuple[str, bool] | None:
 
 def add_norm(
     x_TE: Tensor,
-    delta_TE: Tensor | WeightedRows | None,
+    delta_TE: Tensor | WeightedRows | RankRows | None,
     norm: Norm | None,
     out_TE: Tensor | QuantizedRows | None,
     *,
@@ -186,7 +195,7 @@ def add_norm(
     assert (norm is None) == (out_TE is None)
     assert delta_TE is not None or (norm is not None and post is None and scale == 1.0)
     assert post is None or post.bias_E is None
-    assert not isinstance(delta_TE, WeightedRows) or index_S is None
+    assert delta_TE is None or isinstance(delta_TE, Tensor) or index_S is None
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(num_rows,)](
         x_TE,
@@ -203,6 +212,7 @@ def add_norm(
         None if scale == 1.0 else scale,
         E=width,
         K=delta_TE.weights_TK.shape[1] if isinstance(delta_TE, WeightedRows) else 0,
+        RANKS=len(delta_TE.rows_R) if isinstance(delta_TE, RankRows) else 0,
         BLOCK_E=block,
         NORM=norm_form(norm),
         POST=norm_form(post),
@@ -215,11 +225,14 @@ def add_norm(
     )
 
 
-def _delta_operands(delta: Tensor | WeightedRows | None) -> tuple[Tensor | None, ...]:
-    """Rows, their weights, and what is shared: value and gate."""
-    if not isinstance(delta, WeightedRows):
-        return delta, None, None, None
-    return delta.rows_RE, delta.weights_TK, *(delta.shared or (None, None))
+def _delta_operands(delta: Tensor | WeightedRows | RankRows | None) -> tuple[Any, ...]:
+    """Rows, their weights, what is shared (value and gate), and the ranks' rows and memory."""
+    if isinstance(delta, RankRows):
+        return delta.own_TE, None, None, None, delta.rows_R, delta.memory
+    if isinstance(delta, WeightedRows):
+        shared = delta.shared or (None, None)
+        return delta.rows_RE, delta.weights_TK, *shared, None, None
+    return delta, None, None, None, None, None
 
 
 def norm_reference(x_TE: Tensor, norm: Norm) -> Tensor:

@@ -1,0 +1,189 @@
+"""What the ranks of a split model cost each other on the GPUs of one host.
+
+    python -m benchmarks.ranks [--ranks 2] [--width 8192]
+
+Launches in a graph, microseconds each: the sum over ranks with the norm behind it in one launch
+(one-shot), the sum alone written to all (two-shot), NCCL's, and the logits of all ranks side by
+side. Every sum is compared with its reference first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from services.compute.distributed.symmetric import SymmetricBlock
+from services.compute.kernels.add_norm import add_norm, add_norm_reference
+from services.compute.kernels.rank_rows import (
+    MAX_PROGRAMS,
+    add_up,
+    rank_sum_reference,
+    side_by_side,
+)
+from services.compute.layers.weighted_layers import Norm
+
+NEEDS_GPU = True
+ROWS = (1, 8, 64, 128, 256, 1024, 8192)
+VOCAB = 128_256
+LAUNCHES = 40
+MAX_SAMPLES = 256
+ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+
+
+def graph_us(launch: Callable[[int], None], repeats: int = 5) -> float:
+    """Of one of the launches of a graph, the fastest replay."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for number in range(4):
+            launch(number)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for number in range(LAUNCHES):
+                launch(number)
+        times = []
+        for _ in range(repeats + 2):
+            stream.synchronize()
+            dist.barrier()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+    return float(min(times[2:])) * 1000 / LAUNCHES
+
+
+class Bench:
+    """One rank's memory, and what its launches work on."""
+
+    def __init__(self, rank: int, num_ranks: int, width: int, group: dist.ProcessGroup) -> None:
+        self.rank, self.num_ranks, self.width = rank, num_ranks, width
+        device, dtype, most = torch.device("cuda", rank), torch.bfloat16, max(ROWS)
+        self.part = VOCAB // num_ranks
+        shapes = [((most, width), dtype)] * 2 + [((MAX_SAMPLES, self.part), torch.float32)]
+        self.block = SymmetricBlock(SymmetricBlock.num_bytes(*shapes), device, group)
+        self.turns = [self.block.take((most, width), dtype) for _ in range(2)]
+        self.logits = self.block.take((MAX_SAMPLES, self.part), torch.float32)
+        self.norm = Norm(torch.rand(width, device=device, dtype=dtype), 1e-5)
+        self.x_TE = torch.zeros(most, width, dtype=dtype, device=device)
+        self.out_TE, self.plain_TE = torch.empty_like(self.x_TE), torch.randn_like(self.x_TE)
+        self.logits_SV = torch.zeros(MAX_SAMPLES, VOCAB, device=device)
+
+    def fill(self, rows: int) -> list[Tensor]:
+        """Write this rank's summands, and return all ranks'."""
+        parts = []
+        for seed in range(self.num_ranks):
+            generator = torch.Generator(self.x_TE.device).manual_seed(seed)
+            shape = (rows, self.width)
+            part = torch.randn(shape, generator=generator, device=self.x_TE.device)
+            parts.append(part.to(self.x_TE.dtype))
+        for turn in self.turns:
+            turn.own[:rows].copy_(parts[self.rank])
+        torch.cuda.synchronize()
+        dist.barrier()
+        return parts
+
+    def one_shot(self, rows: int) -> float:
+        parts = self.fill(rows)
+        self.x_TE.zero_()
+        x_TE, out_TE = self.x_TE[:rows], self.out_TE[:rows]
+
+        def launch(number: int) -> None:
+            add_norm(x_TE, self.block.rows(self.turns[number % 2], rows), self.norm, out_TE)
+
+        launch(0)
+        expected_x, expected = torch.zeros_like(x_TE), torch.empty_like(out_TE)
+        add_norm_reference(expected_x, rank_sum_reference(parts), self.norm, expected)
+        assert torch.equal(x_TE, expected_x)
+        assert (expected.float() - out_TE.float()).abs().max() <= 2**-6
+        return graph_us(launch)
+
+    def two_shot(self, rows: int) -> float:
+        parts = self.fill(rows)
+
+        def launch(number: int) -> None:
+            add_up(self.block.rows(self.turns[number % 2], rows))
+
+        launch(0)
+        torch.cuda.synchronize()
+        assert torch.equal(self.turns[0].own[:rows], rank_sum_reference(parts))
+        return graph_us(launch)
+
+    def nccl(self, rows: int) -> float:
+        return graph_us(lambda _: dist.all_reduce(self.plain_TE[:rows]))
+
+    def norm_alone(self, rows: int) -> float:
+        x_TE, delta_TE, out_TE = self.x_TE[:rows], self.plain_TE[:rows], self.out_TE[:rows]
+        return graph_us(lambda _: add_norm(x_TE, delta_TE, self.norm, out_TE))
+
+    def gather(self, rows: int) -> float:
+        begins = tuple(self.part * number for number in range(self.num_ranks + 1))
+        self.logits.own.fill_(self.rank + 1.0)
+        torch.cuda.synchronize()
+        dist.barrier()
+
+        def launch(_: int) -> None:
+            memory = self.block.memory
+            side_by_side(self.logits.addresses_R, begins, self.logits_SV[:rows], memory)
+
+        launch(0)
+        for rank, part_SV in enumerate(torch.split(self.logits_SV[:rows], self.part, dim=1)):
+            assert bool((part_SV == rank + 1).all())
+        return graph_us(launch)
+
+
+def measure(rank: int, num_ranks: int, width: int, store: str) -> None:
+    torch.cuda.set_device(rank)
+    place = torch.distributed.FileStore(store, num_ranks)  # type: ignore[attr-defined]
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=num_ranks, store=place)
+    group = dist.group.WORLD
+    assert group is not None
+    bench = Bench(rank, num_ranks, width, group)
+
+    def say(text: str) -> None:
+        if rank == 0:
+            print(text, flush=True)
+
+    say(f"{torch.cuda.get_device_name()} x {num_ranks}, torch {torch.__version__}, rows of {width}")
+    say("   rows  sum + norm   two-shot       NCCL  norm alone")
+    for rows in ROWS:
+        one_shot = f"{bench.one_shot(rows):10.2f}" if rows <= MAX_PROGRAMS else " " * 10
+        others = (bench.two_shot(rows), bench.nccl(rows), bench.norm_alone(rows))
+        say(f"{rows:7}  {one_shot} " + " ".join(f"{us:10.2f}" for us in others))
+    for rows in (1, 64, MAX_SAMPLES):
+        say(f"logits of {rows} rows side by side: {bench.gather(rows):.2f}")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--width", type=int, default=8192)
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--store", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank >= 0:
+        measure(given.rank, given.ranks, given.width, given.store)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.ranks", "--ranks", str(given.ranks)]
+        command += ["--width", str(given.width), "--store", str(Path(folder) / "store")]
+        processes = [
+            subprocess.Popen([*command, "--rank", str(rank)], env={**os.environ, **ENVIRONMENT})
+            for rank in range(given.ranks)
+        ]
+        sys.exit(max(process.wait() for process in processes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Memory of a GPU that all ranks of a host read and write, by torch's symmetric memory.
+
+Shape legend: T tokens, E hidden width, R ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
+from torch import Tensor
+
+from services.compute.kernels.rank_rows import MAX_PROGRAMS, RankMemory, RankRows
+
+ALIGNMENT = 256
+
+
+class Shared(NamedTuple):
+    """A tensor that every rank has one of, under the same name."""
+
+    own: Tensor
+    addresses_R: Tensor  # int64
+
+
+class SymmetricBlock:
+    """One block of so many bytes on each rank, handed out in the same pieces by all of them."""
+
+    def __init__(self, num_bytes: int, device: torch.device, group: dist.ProcessGroup) -> None:
+        self._bytes = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._bytes.zero_()
+        handle = symmetric_memory.rendezvous(self._bytes, group)
+        self._addresses: list[int] = list(handle.buffer_ptrs)
+        self._used = 0
+        self._rank = handle.rank
+        torch.cuda.synchronize(device)
+        dist.barrier(group)  # nobody writes before all are zero
+        pads = self.take((MAX_PROGRAMS, handle.world_size), torch.int32)
+        meetings_P = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
+        self.memory = RankMemory(handle.rank, pads.addresses_R, meetings_P)
+
+    @staticmethod
+    def num_bytes(*shapes: tuple[tuple[int, ...], torch.dtype]) -> int:
+        """What tensors of these shapes take, beside the pads of up to 64 ranks."""
+        sizes = [MAX_PROGRAMS * 64 * 4, *(math.prod(s) * dtype.itemsize for s, dtype in shapes)]
+        return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
+        """The next piece; ValueError if it does not fit."""
+        begin, size = self._used, math.prod(shape) * dtype.itemsize
+        if begin + size > len(self._bytes):
+            raise ValueError(f"{size} bytes are left of {len(self._bytes) - begin}")
+        self._used = -(-(begin + size) // ALIGNMENT) * ALIGNMENT
+        own = self._bytes[begin : begin + size].view(dtype).view(shape)
+        addresses = [address + begin for address in self._addresses]
+        return Shared(own, torch.tensor(addresses, dtype=torch.int64, device=own.device))
+
+    def rows(self, piece: Shared, num_rows: int) -> RankRows:
+        """The first rows of a piece [T, E], as summands."""
+        return RankRows(piece.own[:num_rows], piece.addresses_R, self.memory)

@@ -1,0 +1,98 @@
+"""Sums over ranks: what one rank's launch makes of the memory of all.
+
+The other ranks have been to every meeting before; benchmarks/ranks.py has real ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.compute.kernels.add_norm import add_norm, add_norm_reference
+from services.compute.kernels.rank_rows import (
+    MAX_PROGRAMS,
+    RankMemory,
+    RankRows,
+    add_up,
+    rank_sum_reference,
+    side_by_side,
+)
+from services.compute.layers.weighted_layers import Norm
+
+EARLY = 1 << 20
+ONE_OF = [(rank, size) for size in (2, 4) for rank in range(size)]
+
+
+class Ranks:
+    """The memory of ranks that are all in this process."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.device = device
+        self.pads = [torch.zeros(MAX_PROGRAMS, size, dtype=torch.int32) for _ in range(size)]
+        self.pads = [pads_PR.to(device) for pads_PR in self.pads]
+        self.pads[rank].fill_(EARLY)
+        meetings_P = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
+        self.memory = RankMemory(rank, self.addresses(self.pads), meetings_P)
+
+    def addresses(self, parts: list[Tensor]) -> Tensor:
+        return torch.tensor([part.data_ptr() for part in parts], device=self.device)
+
+    def rows(self, parts: list[Tensor]) -> RankRows:
+        return RankRows(parts[self.memory.rank], self.addresses(parts), self.memory)
+
+    def random(self, *shape: int) -> list[Tensor]:
+        return [random(shape, rank).to(self.device) for rank in range(len(self.pads))]
+
+
+def random(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("rank", "size"), ONE_OF)
+def test_a_norm_takes_the_sum_of_all_ranks_rows(rank: int, size: int, device: torch.device) -> None:
+    ranks = Ranks(rank, size, device)
+    parts, x_TE = ranks.random(3, 96), random((3, 96), seed=9).to(device)
+    norm = Norm(random((96,), seed=8).to(device), 1e-5)
+    expected_x, out_TE, expected = x_TE.clone(), torch.empty_like(x_TE), torch.empty_like(x_TE)
+    add_norm_reference(expected_x, rank_sum_reference(parts), norm, expected)
+
+    add_norm(x_TE, ranks.rows(parts), norm, out_TE)
+
+    assert torch.equal(x_TE, expected_x)
+    torch.testing.assert_close(out_TE, expected)
+    for pads_PR in ranks.pads:  # a program for each row was announced to every rank
+        assert pads_PR[:4, rank].tolist() == [1, 1, 1, EARLY if pads_PR is ranks.pads[rank] else 0]
+
+
+@pytest.mark.parametrize(("rank", "size"), ONE_OF)
+def test_each_rank_writes_its_share_of_the_sums_to_all(
+    rank: int, size: int, device: torch.device
+) -> None:
+    ranks = Ranks(rank, size, device)
+    parts = ranks.random(7, 5000)
+    before, total = [part.clone() for part in parts], rank_sum_reference(parts)
+
+    add_up(ranks.rows(parts))
+
+    for part, was in zip(parts, before, strict=True):
+        written = part != was
+        assert torch.equal(part[written], total[written])
+        assert abs(int(written.sum()) * size - total.numel()) <= 4096 * size
+    assert ranks.memory.meetings_P[0] == 2
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (3000, 2500, 100, 7)])
+def test_parts_of_any_width_come_side_by_side(
+    widths: tuple[int, ...], device: torch.device
+) -> None:
+    ranks = Ranks(1, len(widths), device)
+    parts = [random((3, width), seed=width).to(device) for width in widths]
+    out_SV = torch.zeros(3, sum(widths), device=device)
+
+    begins = tuple(itertools.accumulate(widths, initial=0))
+    side_by_side(ranks.addresses(parts), begins, out_SV, ranks.memory)
+
+    assert torch.equal(out_SV, torch.cat(parts, dim=1))
