@@ -52,3 +52,6 @@ class Alone:
 
     def least(self, value: int) -> int:
         return value
+
+
+ALONE = Alone()

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.compute.distributed.ranks import Ranks
+from services.compute.distributed.shard import HeadPart
 from services.compute.layers.eager_activations import ACTIVATIONS
 from services.compute.layers.eager_attention import EagerAttention
 from services.compute.layers.eager_experts import run_experts
@@ -86,8 +88,11 @@ class HeadRopes(NamedTuple):
 class EagerStep:
     """A `StepContext` of linear maps that multiply by themselves."""
 
-    def __init__(self, tokens_T: Tensor, attention: EagerAttention, tables: RopeTables) -> None:
+    def __init__(
+        self, tokens_T: Tensor, attention: EagerAttention, tables: RopeTables, ranks: Ranks
+    ) -> None:
         self._tokens_T = tokens_T
+        self._ranks = ranks
         self._attention = attention
         self._rope_rows = tables.at(attention.positions_T)
         self._ropes_of_layer = tables.of_layer
@@ -105,6 +110,7 @@ class EagerStep:
         return value
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
+        self._ranks.add_up(delta_TE)
         delta_TE = delta_TE if behind is None else behind(delta_TE)
         if scale == 1.0:
             hidden.x_TE.add_(delta_TE)
@@ -134,12 +140,12 @@ class EagerStep:
         q_THD, kv = qkv[:, :heads], qkv[:, heads:]
         has_norms = attention.q_norm is not None or attention.k_norm is not None
         if has_norms and not attention.norms_rotated:
-            _norm_heads(attention, q_THD, kv[:, :kv_heads])
+            self._norm_heads(attention, q_THD, kv[:, :kv_heads])
         ropes = self._ropes_of_layer[attention.layer]
         if ropes is not None:
             rotate(qkv[:, : heads + kv_heads], self._rope_rows[ropes])
         if has_norms and attention.norms_rotated:
-            _norm_heads(attention, q_THD, kv[:, :kv_heads])
+            self._norm_heads(attention, q_THD, kv[:, :kv_heads])
         if attention.norms_rotated or ropes is None:
             q_THD.mul_(attention.scale)
         if attention.temperature is not None:
@@ -161,6 +167,14 @@ class EagerStep:
     ) -> Tensor:
         return run_experts(x_TE, experts, shared_TE)
 
+    def _norm_heads(self, attention: Attention[LinearMap], q_THD: Tensor, k_TKD: Tensor) -> None:
+        if attention.part is not None:
+            _norm_across(attention, attention.part, (q_THD, k_TKD), self._ranks)
+            return
+        for norm, x_TND in ((attention.q_norm, q_THD), (attention.k_norm, k_TKD)):
+            if norm is not None:
+                x_TND.copy_(_head_norm(x_TND, norm, attention.norms_all_heads))
+
 
 def normalised(norm: Norm, x_TE: Tensor) -> Tensor:
     """The same as the norm by itself.
@@ -181,10 +195,23 @@ def _zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def _norm_heads(attention: Attention[LinearMap], q_THD: Tensor, k_TKD: Tensor) -> None:
-    for norm, x_TND in ((attention.q_norm, q_THD), (attention.k_norm, k_TKD)):
+def _norm_across(
+    attention: Attention[LinearMap], part: HeadPart, heads: tuple[Tensor, Tensor], ranks: Ranks
+) -> None:
+    """RMS norms of all ranks' queries together, and of all their keys: each rank has the squares of
+    its heads, those of a key that several have only once."""
+    squares = [x_TND.float().square().sum((1, 2)) for x_TND in heads]
+    if not part.counts_kv:
+        squares[1].zero_()
+    all_2T = torch.stack(squares)
+    ranks.add_up(all_2T)
+    counts = part.num_heads, part.num_kv_heads
+    norms = attention.q_norm, attention.k_norm
+    for x_TND, norm, count, squares_T in zip(heads, norms, counts, all_2T, strict=True):
         if norm is not None:
-            x_TND.copy_(_head_norm(x_TND, norm, attention.norms_all_heads))
+            factor_T = (squares_T / (count * attention.head_dim) + norm.eps).rsqrt()
+            weight_ND = norm.weight_E.float().view(x_TND.shape[1:])
+            x_TND.copy_(x_TND.float() * factor_T[:, None, None] * weight_ND)
 
 
 def _head_norm(x_TND: Tensor, norm: Norm, together: bool) -> Tensor:

@@ -15,6 +15,7 @@ from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from services.compute.distributed.shard import HeadPart
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.rope import RopeSpec
@@ -146,6 +147,7 @@ class Attention(Generic[L]):
     k_norm: Norm | None = None
     norms_rotated: bool = False  # the norms come after the rotation
     norms_all_heads: bool = False  # one norm of all heads together
+    part: HeadPart | None = None  # which heads these are, where such a norm is of several ranks'
     temperature: Temperature | None = None  # None: queries do not grow with their position
     span: AttentionSpan = FULL  # of positions that a query sees
     softcap: float = 0.0  # softcap * tanh(score / softcap); 0: as they are

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.decoder_shape import DecoderShape
 from common.expert_shape import ExpertShape
+from services.compute.distributed.shard import WHOLE, Shard
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.parts import (
@@ -34,8 +35,9 @@ from services.compute.models.expert_tensors import (
     ExpertTensors,
     check_groups,
 )
+from services.compute.models.head_rows import qkv_rows
 from services.compute.models.weights import WeightSource
-from services.compute.quantization.packed import Packed, Weight
+from services.compute.quantization.packed import UNCUT, Cut, Weight
 
 L = TypeVar("L")
 PLAIN_ROPE = RopeDefaults()
@@ -68,7 +70,9 @@ LLAMA_NAMES = TopNames()
 class Builder(Generic[L]):
     """Takes the tensors of one checkpoint in the order in which a family asks for them.
 
-    Its methods raise ModelError for what is missing or of another shape.
+    Its methods raise ModelError for what is missing or of another shape. Of a model that several
+    ranks share they make this rank's part: of maps before heads and inner widths its rows, of those
+    behind them its columns, whose results are to be added up.
     """
 
     def __init__(
@@ -78,13 +82,16 @@ class Builder(Generic[L]):
         spans: tuple[AttentionSpan, ...],
         weights: WeightSource,
         make_linear: LinearMaker[L],
+        shard: Shard = WHOLE,
     ) -> None:
-        self.shape = shape
+        self.shape = shape  # of the whole model
+        self.heads = shard.heads(shape.num_heads, shape.num_kv_heads)
         self.raw = raw
         self.needs_head = True  # False: it may be missing, as where only embeddings are made
         self._spans = spans
         self._weights = weights
         self._make_linear = make_linear
+        self._shard = shard
         self._linears: list[L] = []
         self._mixers: list[Mixer[L]] = []
 
@@ -140,13 +147,22 @@ class Builder(Generic[L]):
         bias: bool,
         order: Tensor | None = None,
     ) -> L:
-        """Maps of one input as one, their rows stacked, in another order if one is given."""
-        weight = self._weights.linear(names, rows, columns)
+        """Maps of one input as one, their rows stacked: all, or those of `order`."""
+        if order is not None and torch.equal(order, torch.arange(sum(rows))):
+            order = None
+        weight = self._weights.linear(names, rows, columns, Cut(order))
         bias_O = self._weights.stack([f"{n}.bias" for n in names], rows) if bias else None
-        if order is not None and not torch.equal(order, torch.arange(len(order))):
-            weight = in_order(weight, order)
-            bias_O = None if bias_O is None else bias_O[order.to(bias_O.device)]
+        if order is not None and bias_O is not None:
+            bias_O = bias_O[order.to(bias_O.device)]
         return self._add(weight, bias_O)
+
+    def _summed(self, name: str, part: range, columns: int, bias: bool) -> L:
+        """A map of this part of so many inputs: the ranks' results are added up, so that one of
+        them has the bias."""
+        rows, cut = (self.shape.hidden_size,), UNCUT if len(part) == columns else Cut(inputs=part)
+        weight = self._weights.linear([name], rows, columns, cut)
+        bias_O = self._weights.stack([f"{name}.bias"], rows) if bias else None
+        return self._add(weight, None if self._shard.rank else bias_O)
 
     def plain(self, name: str, rows: int, columns: int) -> Tensor:
         """The numbers [rows, columns] of a map that is not multiplied by as it stands."""
@@ -166,14 +182,13 @@ class Builder(Generic[L]):
     def qkv(
         self, names: Sequence[str], rope: RopeSpec | None, bias: bool, by_kv_head: bool = False
     ) -> L:
-        """Queries, keys and values as one map: of three tensors, or of one.
+        """Queries, keys and values of the rank's heads as one map: of three tensors, or of one.
 
         `by_kv_head`: the one has the queries of each kv head, then its key, then its value.
         """
         shape = self.shape
         rows = [shape.num_heads * shape.head_dim, *[shape.num_kv_heads * shape.head_dim] * 2]
-        order = torch.arange(sum(rows))
-        order = self._turned(self._ungrouped(order) if by_kv_head else order, rope)
+        order = qkv_rows(shape, self.heads, rope, by_kv_head)
         rows = rows if len(names) == 3 else [sum(rows)]
         return self.linear(names, rows, shape.hidden_size, bias, order)
 
@@ -184,8 +199,8 @@ class Builder(Generic[L]):
         shape = self.shape
         mixer = Attention(
             layer=self.layer_number,
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
+            num_heads=len(self.heads.queries),
+            num_kv_heads=len(self.heads.kv),
             head_dim=shape.head_dim,
             qkv=qkv,
             out=out,
@@ -220,25 +235,36 @@ class Builder(Generic[L]):
 
     def sinks(self, name: str) -> Tensor:
         """Logits of each head [H] that take part in every softmax."""
-        return self._weights.take(name, (self.shape.num_heads,), torch.float32)
+        sinks_H = self._weights.take(name, (self.shape.num_heads,), torch.float32)
+        return _of(self.heads.queries, sinks_H)
 
-    def out(self, name: str, bias: bool = False) -> L:
-        q_width = self.shape.num_heads * self.shape.head_dim
-        return self.linear([name], (self.shape.hidden_size,), q_width, bias)
+    def out(self, name: str, bias: bool = False, width: int = 0) -> L:
+        """The map behind attention; `width` of a head's result, if it is not that of keys."""
+        width = width or self.shape.head_dim
+        part = _times(self.heads.queries, width)
+        return self._summed(name, part, self.shape.num_heads * width, bias)
 
     def head_norm(self, name: str, form: NormForm, rope: RopeSpec | None, *shape: int) -> Norm:
         """The norm of queries or of keys; its weight is of one head, or has this shape."""
         norm = self.norm(name, form, *(shape or (self.shape.head_dim,)))
         return norm if rope is None else replace(norm, weight_E=rope.in_order(norm.weight_E))
 
-    def norms_of_all_heads(self, at: str, form: NormForm, rope: RopeSpec | None) -> dict[str, Any]:
-        """What `mixer` takes for norms whose weights are of all heads, one after the other."""
-        num_heads = {"q_norm": self.shape.num_heads, "k_norm": self.shape.num_kv_heads}
-        norms: dict[str, Any] = {
-            name: self.head_norm(f"{at}.{name}", form, rope, count * self.shape.head_dim)
-            for name, count in num_heads.items()
-        }
-        return {**norms, "norms_all_heads": True}
+    def norms_of_all_heads(
+        self, at: str, form: NormForm, rope: RopeSpec | None, together: bool = True
+    ) -> dict[str, Any]:
+        """What `mixer` takes for norms whose weights are of all heads, one after the other: of all
+        heads together, or of each, where weights are stored by head."""
+        width, norms = self.shape.head_dim, {}
+        num_heads, num_kv_heads = self.shape.num_heads, self.shape.num_kv_heads
+        for name, count, part in (
+            ("q_norm", num_heads, self.heads.queries),
+            ("k_norm", num_kv_heads, self.heads.kv),
+        ):
+            shape = (count * width,) if together else (count, width)
+            norm = self.head_norm(f"{at}.{name}", form, rope, *shape)
+            norms[name] = replace(norm, weight_E=_of(_times(part, width), norm.weight_E))
+        is_split = together and self._shard.size > 1
+        return {**norms, "norms_all_heads": together, "part": self.heads if is_split else None}
 
     def float32(self, name: str, *shape: int) -> Tensor:
         """A tensor that has to stay exact."""
@@ -255,14 +281,29 @@ class Builder(Generic[L]):
     ) -> GatedMLP[L]:
         """Named as Llama's; `merged` where the checkpoint has gate and up in one tensor. `width`:
         the inner one, if another than that of config.json."""
-        hidden, inner = self.shape.hidden_size, width or self.shape.intermediate_size
-        if merged:
-            gate_up = self.linear([f"{at}.gate_up_proj"], (2 * inner,), hidden, bias)
-        else:
-            names = [f"{at}.gate_proj", f"{at}.up_proj"]
-            gate_up = self.linear(names, (inner, inner), hidden, bias)
-        down = self.linear([f"{at}.down_proj"], (hidden,), inner, bias)
-        return GatedMLP(gate_up, down, activation)
+        names = ["gate_up_proj"] if merged else ["gate_proj", "up_proj"]
+        gate_up = [f"{at}.{name}" for name in names]
+        return self.gated_mlp_of(gate_up, f"{at}.down_proj", width, bias, activation)
+
+    def gated_mlp_of(
+        self,
+        gate_up: Sequence[str],
+        down: str,
+        width: int = 0,
+        bias: bool = False,
+        activation: Activation = "silu",
+    ) -> GatedMLP[L]:
+        """The same of modules of these names: of gate and up, or of both in one."""
+        inner = width or self.shape.intermediate_size
+        part = self._shard.part(inner)
+        rows = (2 * inner,) if len(gate_up) == 1 else (inner, inner)
+        mine = torch.tensor(part)
+        order = torch.cat((mine, inner + mine))
+        return GatedMLP(
+            self.linear(gate_up, rows, self.shape.hidden_size, bias, order),
+            self._summed(down, part, inner, bias),
+            activation,
+        )
 
     def router(self, name: str, num_out: int, bias: bool = False) -> L:
         """A map whose results are logits in float32; of codes, the numbers."""
@@ -281,39 +322,27 @@ class Builder(Generic[L]):
         check_groups(routing)
         count, make = routing.num_experts, self._make_linear
         hidden, inner = self.shape.hidden_size, self.mixture.width
-        tensors = ExpertTensors(self._weights, at, modules, hidden, inner)
+        part = self._shard.part(inner)
+        tensors = ExpertTensors(self._weights, at, modules, hidden, inner, part)
         gate_up, down = map(tensors.gate_up, range(count)), map(tensors.down, range(count))
+        down_biases = tensors.down_biases(count)
         return Experts(
             router=self.router(f"{at}.{modules.router}", count, modules.have_bias),
             routing=routing,
             gate_up=make.experts(gate_up, count, tensors.gate_up_biases(count)),
-            down=make.experts(down, count, tensors.down_biases(count)),
+            down=make.experts(down, count, None if self._shard.rank else down_biases),
             tokens_X=torch.zeros(count, dtype=torch.int64, device=self._weights.device),
             **more,
         )
 
     def mlp(self, up: str, down: str, bias: bool, activation: Activation) -> MLP[L]:
         hidden, inner = self.shape.hidden_size, self.shape.intermediate_size
+        part = self._shard.part(inner)
         return MLP(
-            self.linear([up], (inner,), hidden, bias),
-            self.linear([down], (hidden,), inner, bias),
+            self.linear([up], (inner,), hidden, bias, torch.tensor(part)),
+            self._summed(down, part, inner, bias),
             activation,
         )
-
-    def _ungrouped(self, rows: Tensor) -> Tensor:
-        """All queries' numbers of rows, then all keys', then all values'."""
-        shape = self.shape
-        group = shape.num_heads // shape.num_kv_heads
-        heads = rows.view(shape.num_kv_heads, group + 2, shape.head_dim)
-        q, k, v = heads[:, :group], heads[:, group], heads[:, group + 1]
-        return torch.cat((q.flatten(), k.flatten(), v.flatten()))
-
-    def _turned(self, rows: Tensor, rope: RopeSpec | None) -> Tensor:
-        """Numbers of rows with those of q and k in the order in which kernels rotate."""
-        if rope is None or rope.is_plain:
-            return rows
-        num_rotated = (self.shape.num_heads + self.shape.num_kv_heads) * self.shape.head_dim
-        return torch.cat((rope.in_order(rows[:num_rotated]), rows[num_rotated:]))
 
     def decoder(
         self,
@@ -336,16 +365,17 @@ class Builder(Generic[L]):
         final_norm = self.norm(names.norm, norm)
         tied = shape.tie_word_embeddings
         has_head = self.needs_head or tied or weights.has(names.head)
-        bias_V = None
+        part, bias_V = self._shard.part(shape.vocab_size), None
         if head_bias and has_head:
-            bias_V = weights.stack([f"{names.head}.bias"], size[:1])
+            bias_V = _of(part, weights.stack([f"{names.head}.bias"], size[:1]))
         if not has_head:
             head = self._add(embedding.weight_VE, None)
         elif tied:
             weights.skip(f"{names.head}.")
-            head = self._add(weights.tied_head(embedding.weight_VE), bias_V)
+            head = self._add(weights.tied_head(_of(part, embedding.weight_VE)), bias_V)
         else:
-            head = self._add(weights.head(names.head, size), bias_V)
+            cut = UNCUT if len(part) == shape.vocab_size else Cut(torch.tensor(part))
+            head = self._add(weights.head(names.head, size, cut), bias_V)
         weights.finish()
         return Decoder(
             shape,
@@ -360,6 +390,10 @@ class Builder(Generic[L]):
         )
 
 
-def in_order(weight: Weight, rows: Tensor) -> Weight:
-    """These rows of a weight."""
-    return weight.rows(rows) if isinstance(weight, Packed) else weight[rows.to(weight.device)]
+def _times(part: range, width: int) -> range:
+    """The numbers of rows of heads of this width."""
+    return range(part.start * width, part.stop * width)
+
+
+def _of(part: range, x: Tensor) -> Tensor:
+    return x[part.start : part.stop]

@@ -51,17 +51,10 @@ def build(config: CohereConfig, make: Builder[Any]) -> Decoder[Any]:
 
     def layer(at: str) -> Layer[Any]:
         turn = rope if config.rotates(make.span) else None
-        self_attn, shape = f"{at}.self_attn", make.shape
+        self_attn = f"{at}.self_attn"
         norms: dict[str, Any] = {}
         if config.use_qk_norm:
-            norms = {
-                "q_norm": make.head_norm(
-                    f"{self_attn}.q_norm", norm, turn, shape.num_heads, shape.head_dim
-                ),
-                "k_norm": make.head_norm(
-                    f"{self_attn}.k_norm", norm, turn, shape.num_kv_heads, shape.head_dim
-                ),
-            }
+            norms = make.norms_of_all_heads(self_attn, norm, turn, together=False)
         return ParallelLayer(
             make.norm(f"{at}.input_layernorm", norm),
             make.attention(self_attn, turn, qkv_bias=bias, out_bias=bias, **norms),

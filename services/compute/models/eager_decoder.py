@@ -9,6 +9,7 @@ from collections.abc import Generator
 
 from torch import Tensor
 
+from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.layers.eager_attention import EagerAttention
 from services.compute.layers.eager_step import EagerStep, RopeTables, normalised
 from services.compute.layers.weighted_layers import LinearMap
@@ -18,13 +19,16 @@ from services.compute.models.decoder import Decoder
 class EagerDecoder:
     """Runs a decoder, one operation after the other."""
 
-    def __init__(self, decoder: Decoder[LinearMap], max_positions: int) -> None:
+    def __init__(
+        self, decoder: Decoder[LinearMap], max_positions: int, ranks: Ranks = ALONE
+    ) -> None:
         self._decoder = decoder
+        self._ranks = ranks
         self._tables = RopeTables(decoder.mixers, max_positions, decoder.dtype)
 
     def forward(self, tokens_T: Tensor, attention: EagerAttention) -> Generator[None, None, Tensor]:
         """Hidden states [T, E] after the last layer, not yet normalised; pauses after each."""
-        step = EagerStep(tokens_T, attention, self._tables)
+        step = EagerStep(tokens_T, attention, self._tables, self._ranks)
         hidden = step.embed(self._decoder.embedding)
         for layer in self._decoder.layers:
             layer(hidden, step)
@@ -46,6 +50,7 @@ class EagerDecoder:
         """Float32 logits [S, V] of these hidden states."""
         decoder = self._decoder
         logits_SV = decoder.head(self.normed(x_SE)).float()
+        logits_SV = self._ranks.side_by_side(logits_SV, decoder.shape.vocab_size)
         if decoder.logit_scale != 1.0:
             logits_SV.mul_(decoder.logit_scale)
         if decoder.logit_softcap:

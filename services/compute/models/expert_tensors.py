@@ -14,7 +14,7 @@ from common.errors import ModelError
 from services.compute.kernels.routing import Routing
 from services.compute.models.safetensors_files import Stack
 from services.compute.models.weights import WeightSource
-from services.compute.quantization.packed import Packed, Weight
+from services.compute.quantization.packed import Cut, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,18 @@ class ExpertTensors:
     modules: ExpertModules
     hidden: int
     inner: int
+    part: range  # of the inner width that is taken
 
     def gate_up(self, expert: int) -> Weight:
         """The weight [2 * F, E], the gates first."""
         modules, rows = self._gate_up(expert)
-        weight = self.weights.linear(modules, rows, self.hidden)
-        order = self._gates_first(modules)
-        return weight.rows(order) if isinstance(weight, Packed) else weight[order]
+        return self.weights.linear(modules, rows, self.hidden, Cut(self._gates_first(modules)))
 
     def down(self, expert: int) -> Weight:
         """The weight [E, F]."""
-        return self.weights.linear(
-            [self._module(self.modules.down, expert)], [self.hidden], self.inner
-        )
+        modules = [self._module(self.modules.down, expert)]
+        cut = Cut(inputs=None if self._is_whole else self.part)
+        return self.weights.linear(modules, [self.hidden], self.inner, cut)
 
     def gate_up_biases(self, num_experts: int) -> Tensor | None:
         """[X, 2 * F], the gates first."""
@@ -91,7 +90,8 @@ class ExpertTensors:
             return None
         modules = [self._gate_up(expert) for expert in range(num_experts)]
         bias_XO = torch.stack([self._bias(*each) for each in modules])
-        return bias_XO[:, self._gates_first(modules[0][0])]
+        order = self._gates_first(modules[0][0])
+        return bias_XO if order is None else bias_XO[:, order.to(bias_XO.device)]
 
     def down_biases(self, num_experts: int) -> Tensor | None:
         """[X, E]."""
@@ -114,8 +114,15 @@ class ExpertTensors:
     def _module(self, name: str, expert: int) -> str:
         return f"{self.at}.{name.format(expert)}"
 
-    def _gates_first(self, modules: list[str]) -> Tensor | slice:
-        """The order of the rows of these modules."""
-        if not self.modules.interleaved or len(modules) > 1:
-            return slice(None)
-        return torch.arange(2 * self.inner).view(-1, 2).t().flatten()
+    @property
+    def _is_whole(self) -> bool:
+        return len(self.part) == self.inner
+
+    def _gates_first(self, modules: list[str]) -> Tensor | None:
+        """The rows of these modules that are taken, in their order; None: all, as they are."""
+        is_interleaved = self.modules.interleaved and len(modules) == 1
+        if not is_interleaved and self._is_whole:
+            return None
+        rows = torch.arange(2 * self.inner)
+        rows = rows.view(-1, 2).t() if is_interleaved else rows.view(2, -1)
+        return rows[:, self.part.start : self.part.stop].flatten()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from common.decoder_shape import DecoderShape, family_of, language_fields, read_shape
 from common.errors import ModelError
+from services.compute.distributed.shard import WHOLE, Shard
 from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.rope import read_rope
 from services.compute.layers.weighted_layers import LinearMaker
@@ -102,10 +103,14 @@ class ModelConfig:
     spans: tuple[AttentionSpan, ...]  # which positions the queries of each layer see
 
     def build(
-        self, weights: WeightSource, make_linear: LinearMaker[L], needs_head: bool = True
+        self,
+        weights: WeightSource,
+        make_linear: LinearMaker[L],
+        needs_head: bool = True,
+        shard: Shard = WHOLE,
     ) -> Decoder[L]:
         """Take all tensors of a checkpoint; raises ModelError for what is missing or left over."""
-        make = Builder(self.shape, self.raw, self.spans, weights, make_linear)
+        make = Builder(self.shape, self.raw, self.spans, weights, make_linear, shard)
         make.needs_head = needs_head
         return self.family.build(self.fields, make)
 

@@ -19,7 +19,7 @@ from common.gguf.folder import INDEX_NAME
 from common.model_folder import read_json
 from common.telemetry.log import Progress
 from services.compute.models.gguf_blocks import PLAIN, UNPACK, Groups, packed_groups
-from services.compute.quantization.packed import Packed, joined
+from services.compute.quantization.packed import UNCUT, Cut, Packed, joined
 
 CHUNK_NUMBERS = 1 << 22
 """Dequantised at a time: 16 MiB as float32, and as much again between steps."""
@@ -89,8 +89,14 @@ class GgufFiles:
     def has_module(self, name: str) -> bool:
         return name in self._modules
 
-    def copy(self, name: str, target: Tensor) -> None:
-        self.take(name, tuple(target.shape)).copy_to(target)
+    def copy(self, name: str, shape: tuple[int, ...], target: Tensor, cut: Cut = UNCUT) -> None:
+        source = self.take(name, shape)
+        if target.shape == shape and cut.rows is None:
+            source.copy_to(target)
+        else:
+            whole = target.new_empty(shape)
+            source.copy_to(whole)
+            target.copy_(cut.of_numbers(whole))
 
     def take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """A tensor of this shape as it lies in the file; ModelError if it has another one."""

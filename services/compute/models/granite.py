@@ -61,7 +61,7 @@ def build(config: GraniteConfig, make: Builder[Any]) -> Decoder[Any]:
 
 
 def build_moe(config: GraniteMoeConfig, make: Builder[Any]) -> Decoder[Any]:
-    mixture, hidden = make.mixture, make.shape.hidden_size
+    mixture = make.mixture
     routing, width = Routing(mixture.num_experts, mixture.top_k), mixture.shared_width
 
     def shared(at: str) -> GatedMLP[Any] | None:
@@ -69,9 +69,8 @@ def build_moe(config: GraniteMoeConfig, make: Builder[Any]) -> Decoder[Any]:
             return None
         if not make.has(f"{at}.shared_mlp.input_linear"):  # in GGUF files
             return make.gated_mlp(f"{at}.shared_mlp", width=width)
-        gate_up = make.linear([f"{at}.shared_mlp.input_linear"], (2 * width,), hidden, False)
-        down = make.linear([f"{at}.shared_mlp.output_linear"], (hidden,), width, False)
-        return GatedMLP(gate_up, down)
+        mlp = f"{at}.shared_mlp"
+        return make.gated_mlp_of([f"{mlp}.input_linear"], f"{mlp}.output_linear", width)
 
     def experts(at: str, number: int) -> Experts[Any]:
         return make.experts(at, routing, EXPERTS, shared=shared(at))

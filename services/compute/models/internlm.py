@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import GatedMLP, Layer, SerialLayer, Sublayer
+from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.models.builder import Builder, NormForm, TopNames
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, FamilyConfig
@@ -30,7 +30,6 @@ class InternLM3Config(FamilyConfig):
 
 def build2(config: InternLM2Config, make: Builder[Any]) -> Decoder[Any]:
     norm, rope = NormForm(config.rms_norm_eps), make.rope()
-    hidden, inner = make.shape.hidden_size, make.shape.intermediate_size
 
     def layer(at: str) -> Layer[Any]:
         mlp = f"{at}.feed_forward"
@@ -45,10 +44,7 @@ def build2(config: InternLM2Config, make: Builder[Any]) -> Decoder[Any]:
             ),
             Sublayer(
                 make.norm(f"{at}.ffn_norm", norm),
-                GatedMLP(
-                    make.linear([f"{mlp}.w1", f"{mlp}.w3"], (inner, inner), hidden, False),
-                    make.linear([f"{mlp}.w2"], (hidden,), inner, False),
-                ),
+                make.gated_mlp_of([f"{mlp}.w1", f"{mlp}.w3"], f"{mlp}.w2"),
             ),
         )
 

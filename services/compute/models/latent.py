@@ -27,17 +27,17 @@ def latent_attention(
     make: Builder[Any], at: str, latent: LatentShape, rope: RopeSpec, scale: float
 ) -> LatentAttention[Any]:
     """The next layer's mixer, of tensors whose names begin with `at`."""
-    shape, heads = make.shape, make.shape.num_heads
-    queries = _turned_last(torch.arange(heads * latent.query_dim), latent.query_dim, rope)
+    shape, mine = make.shape, make.heads.queries
+    num_rows = shape.num_heads * latent.query_dim
+    queries = _turned_last(torch.arange(num_rows), latent.query_dim, rope)
+    queries = queries[mine.start * latent.query_dim : mine.stop * latent.query_dim]
     if latent.query_rank:
         names, num_down = ["q_a_proj", "kv_a_proj_with_mqa"], latent.query_rank
         down_order = torch.arange(num_down)
         query_norm = make.norm(f"{at}.q_a_layernorm", NORM, latent.query_rank)
-        query_up = make.linear(
-            [f"{at}.q_b_proj"], [len(queries)], latent.query_rank, False, queries
-        )
+        query_up = make.linear([f"{at}.q_b_proj"], [num_rows], latent.query_rank, False, queries)
     else:
-        names, num_down = ["q_proj", "kv_a_proj_with_mqa"], len(queries)
+        names, num_down = ["q_proj", "kv_a_proj_with_mqa"], num_rows
         down_order, query_norm, query_up = queries, None, None
     entry = _turned_last(torch.arange(latent.entry_dim), latent.entry_dim, rope)
     down = make.linear(
@@ -47,12 +47,15 @@ def latent_attention(
         False,
         torch.cat((down_order, num_down + entry)),
     )
-    key_up_HNR, value_up_HVR = _expansions(make, at, latent)
+    key_up_HNR, value_up_HVR = (
+        up[mine.start : mine.stop].clone(memory_format=torch.contiguous_format)
+        for up in _expansions(make, at, latent)
+    )
     mixer = LatentAttention(
         layer=make.layer_number,
-        num_heads=heads,
+        num_heads=len(mine),
         down=down,
-        out=make.linear([f"{at}.o_proj"], (shape.hidden_size,), heads * latent.value_dim, False),
+        out=make.out(f"{at}.o_proj", width=latent.value_dim),
         latent_norm=make.norm(f"{at}.kv_a_layernorm", NORM, latent.latent_dim),
         key_up_HNR=key_up_HNR,
         value_up_HVR=value_up_HVR,
@@ -74,11 +77,11 @@ def _expansions(make: Builder[Any], at: str, latent: LatentShape) -> tuple[Tenso
             heads, rank, -1
         )
         value_up = make.plain(f"{at}.v_b_proj", heads * latent.value_dim, rank)
-        return key_up_HRN.transpose(1, 2).contiguous(), value_up.view(heads, -1, rank)
+        return key_up_HRN.transpose(1, 2), value_up.view(heads, -1, rank)
     num_up = heads * (latent.nope_dim + latent.value_dim)
     up_HXR = make.plain(f"{at}.kv_b_proj", num_up, rank).view(heads, -1, rank)
     key_up, value_up = torch.split(up_HXR, [latent.nope_dim, latent.value_dim], dim=1)
-    return key_up.contiguous(), value_up.contiguous()
+    return key_up, value_up
 
 
 def _turned_last(rows: Tensor, width: int, rope: RopeSpec) -> Tensor:

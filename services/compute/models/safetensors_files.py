@@ -16,7 +16,7 @@ from common.errors import ModelError
 from common.model_folder import read_json
 from common.telemetry.log import Progress
 from services.compute.quantization.format import WeightFormat
-from services.compute.quantization.packed import Packed
+from services.compute.quantization.packed import UNCUT, Cut, Packed
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -85,19 +85,19 @@ class SafetensorsFiles:
             return None
         return self._quantization.read(self, name, shape)
 
-    def copy(self, name: str, target: Tensor) -> None:
+    def copy(self, name: str, shape: tuple[int, ...], target: Tensor, cut: Cut = UNCUT) -> None:
         source = self._get(name)
-        if source.shape != target.shape:
+        if source.shape != shape:
             raise ModelError(
                 f"{self._path_of[name]}: tensor {name} is {list(source.shape)}, config.json makes "
-                f"it {list(target.shape)}."
+                f"it {list(shape)}."
             )
         if not source.dtype.is_floating_point or source.dtype.itemsize < 2:
             raise ModelError(
                 f"{self._path_of[name]}: tensor {name} is {source.dtype}, and config.json does not "
                 "say how it is quantized; take the model's own config.json."
             )
-        target.copy_(source)
+        target.copy_(cut.of_numbers(source))  # the file is mapped: no more of it is read
 
     def skip(self, *prefixes: str) -> None:
         # by bisection: formats skip something of each module, of which mixtures have 50,000

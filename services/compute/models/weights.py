@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.quantization import QuantizationConfig
 from services.compute.quantization.at_load import Quantization, fp8_of_blocks, quantized
-from services.compute.quantization.packed import Packed, Weight, stacked
+from services.compute.quantization.packed import UNCUT, Cut, Packed, Weight, stacked
 
 
 class WeightSource(Protocol):
@@ -34,8 +34,11 @@ class WeightSource(Protocol):
         """Several vectors one after the other."""
         ...
 
-    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
-        """The weights [rows, columns] of several modules on top of one another."""
+    def linear(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, cut: Cut = UNCUT
+    ) -> Weight:
+        """The weights [rows, columns] of several modules on top of one another, and what the cut
+        takes of them, whose rows are in the order of modules."""
         ...
 
     def numbers(
@@ -45,12 +48,12 @@ class WeightSource(Protocol):
         dtype if one is given."""
         ...
 
-    def head(self, name: str, shape: tuple[int, int]) -> Weight:
+    def head(self, name: str, shape: tuple[int, int], cut: Cut = UNCUT) -> Weight:
         """The weight of the module that makes logits."""
         ...
 
     def tied_head(self, embedding_VE: Tensor) -> Weight:
-        """The same where it is the embedding's table."""
+        """The same where it is the embedding's table, or rows of it."""
         ...
 
     def has(self, name: str) -> bool:
@@ -92,16 +95,18 @@ class DummyWeights:
     def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
         return self.take(names[0], (sum(rows),))
 
-    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
-        return self.take(names[0], (sum(rows), columns))
+    def linear(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, cut: Cut = UNCUT
+    ) -> Tensor:
+        return cut.of_numbers(self.take(names[0], (sum(rows), columns))).contiguous()
 
     def numbers(
         self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None
     ) -> Tensor:
         return self.take(name, shape, dtype)
 
-    def head(self, name: str, shape: tuple[int, int]) -> Tensor:
-        return self.take(name, shape)
+    def head(self, name: str, shape: tuple[int, int], cut: Cut = UNCUT) -> Tensor:
+        return cut.of_numbers(self.take(name, shape))
 
     def tied_head(self, embedding_VE: Tensor) -> Tensor:
         return embedding_VE
@@ -148,7 +153,13 @@ class QuantizedAtLoad:
     def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
         return self._source.stack(names, rows)
 
-    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
+    def linear(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, cut: Cut = UNCUT
+    ) -> Weight:
+        # cut afterwards: the numbers are those of the whole
+        return cut.of(self._quantized(names, rows, columns), self.dtype)
+
+    def _quantized(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
         weight = self._source.linear(names, rows, columns)
         said = self._stands_for
         stays = said is not None and said.of_experts and ".experts." not in names[0]
@@ -167,8 +178,8 @@ class QuantizedAtLoad:
     ) -> Tensor:
         return self._source.numbers(name, shape, dtype)
 
-    def head(self, name: str, shape: tuple[int, int]) -> Weight:
-        return self._in_8_bits(self._source.head(name, shape))
+    def head(self, name: str, shape: tuple[int, int], cut: Cut = UNCUT) -> Weight:
+        return self._in_8_bits(self._source.head(name, shape, cut))
 
     def tied_head(self, embedding_VE: Tensor) -> Weight:
         return self._in_8_bits(self._source.tied_head(embedding_VE))
@@ -200,8 +211,9 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def copy(self, name: str, target: Tensor) -> None:
-        """Cast a tensor that is not quantized into memory; ModelError if it is of another shape."""
+    def copy(self, name: str, shape: tuple[int, ...], target: Tensor, cut: Cut = UNCUT) -> None:
+        """Cast what the cut takes of a tensor that is not quantized into memory; ModelError if the
+        tensor is of another shape."""
         ...
 
     def skip(self, *prefixes: str) -> None: ...
@@ -222,24 +234,26 @@ class CheckpointWeights:
         self.device = device
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return self._stack([name], shape[:1], shape, dtype)
+        return self._stack([name], shape[:1], shape[1:], dtype)
 
     def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
-        return self._stack(names, rows, (sum(rows),))
+        return self._stack(names, rows)
 
-    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
+    def linear(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, cut: Cut = UNCUT
+    ) -> Weight:
         parts = [
             self._checkpoint.packed(name, (count, columns))
             for name, count in zip(names, rows, strict=True)
         ]
         weights = [f"{name}.weight" for name in names]
         if not any(parts):  # nothing is quantized: no copy of a copy
-            return self._stack(weights, rows, (sum(rows), columns))
+            return self._stack(weights, rows, (columns,), cut=cut)
         plain = [
             self.take(name, (count, columns)) if part is None else part
             for name, count, part in zip(weights, rows, parts, strict=True)
         ]
-        return stacked(plain, self.dtype)
+        return cut.of(stacked(plain, self.dtype), self.dtype)
 
     def numbers(
         self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None
@@ -249,8 +263,8 @@ class CheckpointWeights:
             return self.take(f"{name}.weight", shape, dtype)
         return packed.dense(dtype or self.dtype)
 
-    def head(self, name: str, shape: tuple[int, int]) -> Weight:
-        return self.linear([name], shape[:1], shape[1])
+    def head(self, name: str, shape: tuple[int, int], cut: Cut = UNCUT) -> Weight:
+        return self.linear([name], shape[:1], shape[1], cut)
 
     def tied_head(self, embedding_VE: Tensor) -> Tensor:
         return embedding_VE
@@ -268,12 +282,28 @@ class CheckpointWeights:
         self,
         names: Sequence[str],
         rows: Sequence[int],
-        shape: tuple[int, ...],
+        rest: tuple[int, ...] = (),
         dtype: torch.dtype | None = None,
+        cut: Cut = UNCUT,
     ) -> Tensor:
+        """Tensors [rows, *rest] on top of one another."""
+        cuts = list(_by_module(cut, rows))
+        num_rows = [count if each.rows is None else len(each.rows) for count, each in cuts]
+        columns = rest if cut.inputs is None else (len(cut.inputs),)
+        shape = sum(num_rows), *columns
         target = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        first = 0
-        for name, count in zip(names, rows, strict=True):
-            self._checkpoint.copy(name, target[first : first + count])
-            first += count
+        targets = torch.split(target, num_rows)
+        for name, (count, each), part in zip(names, cuts, targets, strict=True):
+            self._checkpoint.copy(name, (count, *rest), part, each)
         return target
+
+
+def _by_module(cut: Cut, rows: Sequence[int]) -> Iterator[tuple[int, Cut]]:
+    """The rows of each of several modules on top of one another, and what the cut takes of it."""
+    first = 0
+    for count in rows:
+        taken = cut.rows
+        if taken is not None:
+            taken = taken[(taken >= first) & (taken < first + count)] - first
+        yield count, Cut(taken, cut.inputs)
+        first += count

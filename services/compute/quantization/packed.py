@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import gcd
 from typing import Literal, TypeAlias
 
 import torch
@@ -80,6 +81,34 @@ class Packed:
         codes = self.codes_OB.view(torch.uint8)[order].view(self.codes_OB.dtype)
         return replace(self, codes_OB=codes, scales_OG=self.scales_OG[order], zeros_OG=zeros_OG)
 
+    def has_whole(self, part: range) -> bool:
+        """Whether `columns` can take this part: no byte of codes is cut, and no group into ones
+        that are too small."""
+        unit = BLOCK if self.has_halves else 1
+        is_cut = part.start % unit or part.stop % unit
+        return self.order_I is None and not is_cut and self._group_size_of(part) >= HALF
+
+    def columns(self, part: range) -> Packed:
+        """These inputs; groups that its ends are within become smaller ones."""
+        per_byte = 2 if self.has_halves else 1
+        codes_OB = self.codes_OB[:, part.start // per_byte : part.stop // per_byte].contiguous()
+        size = self._group_size_of(part)
+
+        def of_part(values_OG: Tensor) -> Tensor:
+            if values_OG.shape[1] == 1:
+                return values_OG
+            spread_OG = values_OG.repeat_interleave(self.group_size // size, 1)
+            return spread_OG[:, part.start // size : part.stop // size].contiguous()
+
+        zeros_OG = None if self.zeros_OG is None else of_part(self.zeros_OG)
+        scales_OG = of_part(self.scales_OG)
+        return replace(self, codes_OB=codes_OB, scales_OG=scales_OG, zeros_OG=zeros_OG)
+
+    def _group_size_of(self, part: range) -> int:
+        if self.scales_OG.shape[1] == 1:  # of the whole row, whatever the part
+            return self.group_size
+        return gcd(self.group_size, part.start, len(part))
+
     def with_adjacent_rows(self) -> Packed:
         """The same, with a group's scales of all rows next to one another, as programs that have
         many rows and one group at a time read them. Those of FP8 are float32, as libraries want."""
@@ -112,6 +141,34 @@ class Packed:
 
 Weight: TypeAlias = Tensor | Packed
 """A weight [O, I] as it stands, or in fewer bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """What is taken of a weight: rows in this order, and inputs; None: all."""
+
+    rows: Tensor | None = None
+    inputs: range | None = None
+
+    def of_numbers(self, weight_OI: Tensor) -> Tensor:
+        """A view where only inputs are cut."""
+        if self.rows is not None:
+            weight_OI = weight_OI[self.rows.to(weight_OI.device)]
+        if self.inputs is not None:
+            weight_OI = weight_OI[:, self.inputs.start : self.inputs.stop]
+        return weight_OI
+
+    def of(self, weight: Weight, dtype: torch.dtype) -> Weight:
+        """Codes become numbers of this dtype where they cannot be parted so."""
+        if isinstance(weight, Packed):
+            if self.inputs is None or weight.has_whole(self.inputs):
+                weight = weight if self.rows is None else weight.rows(self.rows)
+                return weight if self.inputs is None else weight.columns(self.inputs)
+            weight = weight.dense(dtype)
+        return self.of_numbers(weight).contiguous()
+
+
+UNCUT = Cut()
 
 
 STEP_INPUTS = 128

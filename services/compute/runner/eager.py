@@ -22,6 +22,7 @@ from torch import Tensor
 
 from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
+from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.expert_counters import ExpertCounters, HostCounters
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.step_buffers import (
@@ -186,7 +187,9 @@ class EagerExecutor:
         self._layers = layers_of(self._cache)
         self._geometry = Geometry(
             settings.page_tokens,
-            shape.layer_cache_bytes(settings.page_tokens, loader.dtype.itemsize),
+            shape.layer_cache_bytes(settings.page_tokens, loader.dtype.itemsize)
+            * len(loader.heads.kv)
+            // shape.num_kv_heads,
         )
         self._spans = loader.layout.spans
         self._sampler = Sampler(settings.max_num_seqs, shape.vocab_size)
@@ -343,15 +346,19 @@ class EagerExecutor:
 
 
 @torch.inference_mode()
-def load_eager(path: Path, settings: ComputeSettings) -> EagerExecutor:
-    """Load a model onto the CPU and run it once, if the settings say so."""
-    loader = ModelLoader.read(path, settings, CPU)
-    torch.set_num_threads(choose_threads(settings, loader.config.shape, loader.dtype))
+def load_eager(path: Path, settings: ComputeSettings, ranks: Ranks = ALONE) -> EagerExecutor:
+    """Load a model onto the CPU, or a rank's part of it, and run it once, if the settings say so.
+
+    Every rank does the same.
+    """
+    loader = ModelLoader.read(path, settings, CPU, ranks)
+    shape, num_ranks = loader.config.shape, ranks.size
+    torch.set_num_threads(choose_threads(settings, shape, loader.dtype, num_ranks))
     keep_freed_memory(False)
-    make_linear = CpuLinears(loader.dtype, has_room_for_dense(loader.config.shape))
-    model = EagerDecoder(loader.decoder(make_linear), loader.max_positions)
+    make_linear = CpuLinears(loader.dtype, has_room_for_dense(shape))
+    model = EagerDecoder(loader.decoder(make_linear), loader.max_positions, ranks)
     keep_freed_memory(True)
-    executor = EagerExecutor(loader, model, loader.limits(cpu_room_bytes))
+    executor = EagerExecutor(loader, model, loader.limits(lambda: cpu_room_bytes(num_ranks)))
     if settings.warmup:
         warm_up(executor)
     return executor

@@ -18,6 +18,8 @@ from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
 from services.compute.config import ComputeSettings
+from services.compute.distributed.ranks import ALONE, Ranks
+from services.compute.distributed.shard import HeadPart, Shard
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVGroup, KVMemory
@@ -76,15 +78,28 @@ class ModelLoader:
     pooling: Pooling | None
     dtype: torch.dtype
     quantization: QuantizationConfig | None = None  # of the folder
+    ranks: Ranks = ALONE
 
     @staticmethod
-    def read(folder: Path, settings: ComputeSettings, device: torch.device) -> ModelLoader:
+    def read(
+        folder: Path, settings: ComputeSettings, device: torch.device, ranks: Ranks = ALONE
+    ) -> ModelLoader:
         """Read all of a Hugging Face folder but its weights."""
         raw = read_model_config(folder)
         config, pooling = read_config(raw), model_pooling(folder, raw)
         dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
         check_at_load(quantization, settings.quantization)
-        return ModelLoader(folder, settings, device, config, pooling, dtype, quantization)
+        return ModelLoader(folder, settings, device, config, pooling, dtype, quantization, ranks)
+
+    @property
+    def shard(self) -> Shard:
+        """The part of the model that is loaded."""
+        return Shard(self.ranks.rank, self.ranks.size)
+
+    @property
+    def heads(self) -> HeadPart:
+        shape = self.config.shape
+        return self.shard.heads(shape.num_heads, shape.num_kv_heads)
 
     @property
     def max_positions(self) -> int:
@@ -119,7 +134,7 @@ class ModelLoader:
             width, latent_dim = model.latent.entry_dim, model.latent.latent_dim
             sizes = (1, self.settings.page_tokens, width, self.dtype)
             return {FULL: LayerFormat(*sizes, entry, latent_dim)}
-        sizes = (model.num_kv_heads, self.settings.page_tokens, model.head_dim, self.dtype)
+        sizes = (len(self.heads.kv), self.settings.page_tokens, model.head_dim, self.dtype)
         return {
             span: LayerFormat(*sizes, entry if span.is_full or FULL not in spans else self.dtype)
             for span in spans
@@ -172,12 +187,12 @@ class ModelLoader:
         if self.at_load is not None:
             weights = QuantizedAtLoad(weights, self.at_load, self.quantization)
         needs_head = self.pooling is None
-        return self.config.build(weights, make_linear, needs_head)
+        return self.config.build(weights, make_linear, needs_head, self.shard)
 
     def limits(self, room_bytes: Callable[[], int]) -> Limits:
         """`room_bytes` returns the memory for pages; it is called where the settings do not say."""
         settings, max_model_len = self.settings, self.max_positions
-        num_pages = self._num_pages(room_bytes)
+        num_pages = self.ranks.least(self._num_pages(room_bytes))
         memory = KVMemory(num_pages, 0, self.groups)
         capacity = memory.longest_sequence(max_model_len, self.max_prefill_tokens)
         if capacity < max_model_len:
@@ -188,7 +203,7 @@ class ModelLoader:
                     "not set and the cache is a GPU's, compute.gpu_memory_utilization)."
                 )
             max_model_len = capacity
-        num_host_pages = int(settings.swap_space * 2**30) // self.page_bytes
+        num_host_pages = self.ranks.least(int(settings.swap_space * 2**30) // self.page_bytes)
         return Limits(max_model_len, num_pages, num_host_pages)
 
     def cache(self, num_pages: int, num_host_pages: int = 0) -> PagedCache:
@@ -242,15 +257,18 @@ def has_room_for_dense(shape: DecoderShape) -> bool:
     return shape.num_step_weights * 2 < available_memory() * CPU_MEMORY_SHARE
 
 
-def cpu_room_bytes() -> int:
-    return int(available_memory() * CPU_MEMORY_SHARE)
+def cpu_room_bytes(num_ranks: int) -> int:
+    """Of one of so many ranks on this host."""
+    return int(available_memory() * CPU_MEMORY_SHARE) // num_ranks
 
 
-def choose_threads(settings: ComputeSettings, shape: DecoderShape, dtype: torch.dtype) -> int:
+def choose_threads(
+    settings: ComputeSettings, shape: DecoderShape, dtype: torch.dtype, num_ranks: int = 1
+) -> int:
     """Torch's threads: those of the settings, else as many as the weights keep busy.
 
     At most `max_threads`, or all cores but one, which is for the loop of this process and for the
-    other services.
+    other services. Ranks of a host share the cores and the weights.
     """
     if settings.num_threads:
         return settings.num_threads
@@ -258,8 +276,8 @@ def choose_threads(settings: ComputeSettings, shape: DecoderShape, dtype: torch.
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    weight_bytes = shape.num_row_weights * dtype.itemsize
-    most = min(cores - 1, settings.max_threads or cores)
+    weight_bytes = shape.num_row_weights * dtype.itemsize // num_ranks
+    most = min((cores - 1) // num_ranks, settings.max_threads or cores)
     return max(1, min(most, weight_bytes // BYTES_PER_THREAD))
 
 

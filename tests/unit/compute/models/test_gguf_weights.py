@@ -262,7 +262,7 @@ def test_experts_stay_packed_whatever_types_a_layer_mixes(
         blocks[f"blk.0.ffn_{part}_exps.weight"] = kind, random_blocks(kind, 3, 256)
     file = write_gguf(folder, tmp_path / "model.gguf", GgufOptions(blocks=blocks))
     weights = of_gguf(folder_of(file), torch.float32)
-    tensors = ExpertTensors(weights, "model.layers.0", QWEN_EXPERTS, 256, 256)
+    tensors = ExpertTensors(weights, "model.layers.0", QWEN_EXPERTS, 256, 256, range(256))
     make = KernelLinears(torch.float32, keeps_dense=False)
     gate, up, down = (
         gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from services.compute.quantization.at_load import (
 )
 from services.compute.quantization.packed import (
     E2M1,
+    Cut,
     Packed,
     filled,
     halves,
@@ -82,6 +84,29 @@ def test_columns_in_another_order_go_back_to_their_inputs() -> None:
 def test_rows_are_chosen_with_their_scales(kind: Quantization) -> None:
     one, order = packed(kind), torch.tensor([5, 0, 0, 3])
     assert torch.equal(one.rows(order).dense(torch.float32), one.dense(torch.float32)[order])
+
+
+ENDS = (0, 32, 64, 160, 192, 256)  # of groups of 32 and 128 inputs, and within those of 128
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", [range(*ends) for ends in combinations(ENDS, 2)])
+def test_inputs_are_cut_with_their_scales(kind: Quantization, part: range) -> None:
+    whole = packed(kind)
+    rows = torch.tensor([4, 0, 3])
+    found = Cut(rows, part).of(whole, torch.float32)
+    assert isinstance(found, Packed) and found.kind == kind
+    expected = whole.dense(torch.float32)[rows, part.start : part.stop]
+    assert torch.equal(found.dense(torch.float32), expected)
+
+
+def test_codes_that_a_cut_would_part_become_numbers() -> None:
+    ordered = replace(packed("int8"), order_I=torch.randperm(256))
+    blocks = fp8_of_blocks(torch.randn(6, 256), (2, 128))
+    for weight, part in ((packed("int4"), range(48)), (ordered, range(64)), (blocks, range(8))):
+        found = Cut(None, part).of(weight, torch.float32)
+        assert isinstance(found, torch.Tensor)
+        assert torch.equal(found, weight.dense(torch.float32)[:, : part.stop])
 
 
 @pytest.mark.parametrize("kind", KINDS)

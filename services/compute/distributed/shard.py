@@ -1,0 +1,81 @@
+"""Which part of a model a rank has: of the widths that are split, and of the heads of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+
+UNITS = (128, 64, 32)
+"""Multiples that parts are made of: groups of quantised weights and tiles of kernels are whole."""
+
+SMALL_UNITS = (16, 8, 4, 2, 1)
+"""Of widths that are multiples of none of these, or too small to give each rank one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """The heads of one rank: queries, and the keys and values that they meet."""
+
+    queries: range
+    kv: range
+    num_heads: int  # of all ranks
+    num_kv_heads: int
+    counts_kv: bool = True
+    """False: a rank before this one has the same keys, and counts them where all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's place among all; parts are contiguous, in the order of ranks, and may differ."""
+
+    rank: int = 0
+    size: int = 1
+
+    def part(self, count: int) -> range:
+        """The rank's part of a width or a vocabulary, in the unit that makes the largest part
+        smallest. Raises ConfigError if there is not one for each."""
+        units = [unit for unit in (*UNITS, *SMALL_UNITS) if not count % unit]
+        units = [unit for unit in units if count // unit >= self.size]
+        if not units:
+            raise ConfigError(
+                f"compute.tensor_parallel_size is {self.size}, and the model has a width of "
+                f"{count}, of which each rank needs a part; lower it."
+            )
+
+        def largest_part(unit: int) -> int:
+            return -(-count // unit // self.size) * unit
+
+        unit = min([unit for unit in units if unit in UNITS] or units[:1], key=largest_part)
+        part = even(count // unit, self.size, self.rank)
+        return range(part.start * unit, part.stop * unit)
+
+    def heads(self, num_heads: int, num_kv_heads: int) -> HeadPart:
+        """Whole groups of queries with their kv head, as long as each rank gets one; else ranks
+        share a kv head, and split its queries. Raises ConfigError where queries are too few."""
+        if num_heads < self.size:
+            raise ConfigError(
+                f"compute.tensor_parallel_size is {self.size}, and the model has {num_heads} query "
+                "heads, of which each rank needs one; lower it."
+            )
+        group = num_heads // num_kv_heads
+        if num_kv_heads >= self.size:
+            kv = even(num_kv_heads, self.size, self.rank)
+            queries = range(kv.start * group, kv.stop * group)
+            return HeadPart(queries, kv, num_heads, num_kv_heads)
+        ranks_of = (even(self.size, num_kv_heads, head) for head in range(num_kv_heads))
+        head, ranks = next(pair for pair in enumerate(ranks_of) if self.rank in pair[1])
+        part = even(group, len(ranks), self.rank - ranks.start)
+        queries = range(head * group + part.start, head * group + part.stop)
+        counts_kv = self.rank == ranks.start
+        return HeadPart(queries, range(head, head + 1), num_heads, num_kv_heads, counts_kv)
+
+
+def even(count: int, parts: int, number: int) -> range:
+    """One of so many parts of a count, the first ones larger by one where it does not divide."""
+    size, more = divmod(count, parts)
+    start = number * size + min(number, more)
+    return range(start, start + size + (number < more))
+
+
+WHOLE = Shard()

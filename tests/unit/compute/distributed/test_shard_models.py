@@ -1,0 +1,178 @@
+"""A model of any family says the same, whether one process has it or several ranks share it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import ConfigError
+from common.messages.sampling import SamplingParams
+from services.compute.config import ComputeSettings
+from services.compute.models import weights
+from services.compute.runner.eager import load_eager
+from services.compute.runner.executor import Executor
+from services.compute.runner.packing_runner import PackingRunner
+from tests.unit.compute.distributed.rank_threads import RankThreads
+from tests.unit.compute.engine_scenarios import PROMPTS
+from tests.unit.compute.engine_server import Server
+from tests.unit.compute.models.family_models import FAMILIES, random_model
+from tests.unit.compute.quantization.checkpoints import FORMS, mxfp4_folder, quantize_folder
+from tests.unit.compute.tiny_models import make_model, save_model
+
+SETTINGS = ComputeSettings(
+    device="cpu", dtype="float32", max_num_seqs=8, max_batched_token_mem=1024, num_threads=1
+)
+DUMMY = SETTINGS.model_copy(update={"load_format": "dummy"})
+GREEDY = SamplingParams(4, seed=1, temperature=0.0, ignore_eos=True, num_logprobs=2)
+
+Load = Callable[[Path, ComputeSettings, int], RankThreads]
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights are so large that all parts of a model are heard."""
+    monkeypatch.setattr(weights, "SCALE", 0.3)
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    loaded = []
+
+    def begin(folder: Path, settings: ComputeSettings, size: int) -> RankThreads:
+        loaded.append(RankThreads(folder, settings, size))
+        return loaded[-1]
+
+    yield begin
+    for each in loaded:
+        each.close()
+
+
+def save_config(name: str, folder: Path, **changes: Any) -> Path:
+    """A folder without weights."""
+    family = FAMILIES[name]
+    raw = {**family.config(**changes).to_dict(), "architectures": [family.name]}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def answers(executor: Executor, settings: ComputeSettings) -> Server:
+    server = Server(PackingRunner(executor), settings)
+    for counter, prompt in enumerate(PROMPTS[1:3]):
+        server.ask(counter, prompt, GREEDY)
+    server.run()
+    return server
+
+
+def check(load: Load, folder: Path, settings: ComputeSettings, size: int) -> None:
+    """Tokens and logprobs are those of one process, and all ranks have the same logits."""
+    one = answers(load_eager(folder, settings), settings)
+    ranks = load(folder, settings, size)
+    all_of_them = answers(ranks, settings)
+    assert all_of_them.tokens == one.tokens
+    for counter, rows in one.logprobs.items():
+        found, expected = (
+            np.array([row.top_logprobs for row in each])
+            for each in (all_of_them.logprobs[counter], rows)
+        )
+        assert np.allclose(found, expected, rtol=2e-4, atol=2e-4)
+    ranks.close()
+    for rank in range(1, size):
+        assert all(map(np.array_equal, ranks.tokens[0], ranks.tokens[rank]))
+        assert all(map(torch.equal, ranks.logits[0], ranks.logits[rank]))
+        assert len(ranks.logits[0]) == len(ranks.logits[rank])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_three_ranks_say_what_one_process_says(name: str, load: Load, tmp_path: Path) -> None:
+    """Of two kv heads two ranks share one; of six queries a rank has one, two or three."""
+    check(load, save_config(name, tmp_path), DUMMY, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("llama with biases", 4), ("olmo 2", 2), ("gpt-oss", 4), ("deepseek v2 lite", 2)],
+)
+def test_other_numbers_of_ranks_do_too(name: str, size: int, load: Load, tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12 if "deepseek" in name else 3}
+    check(load, save_config(name, tmp_path, **heads), DUMMY, size)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_a_quantized_cache_is_split_by_heads(
+    kv_cache_dtype: str, load: Load, tmp_path: Path
+) -> None:
+    settings = DUMMY.model_copy(update={"kv_cache_dtype": kv_cache_dtype})
+    check(load, save_config("gemma 3", tmp_path), settings, 2)
+
+
+FORMATS = [
+    "fp8 of blocks", "compressed int8 of rows", "compressed int8 with zeros", "awq",
+    "compressed int4 with zeros", "compressed nvfp4", "gptq in several act orders",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantized_folder_is_split_by_its_codes(name: str, load: Load, tmp_path: Path) -> None:
+    folder = save_model(make_model("llama_biased", intermediate_size=160), tmp_path / "dense")
+    quantize_folder(folder, tmp_path, FORMS[name])
+    check(load, tmp_path, SETTINGS, 2)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2 moe", "phi 3", "internlm 2.5", "deepseek v3"])
+def test_a_folder_with_weights_is_split_as_random_ones_are(
+    name: str, load: Load, tmp_path: Path
+) -> None:
+    FAMILIES[name].save(random_model(name), tmp_path)
+    check(load, tmp_path, SETTINGS, 2)
+
+
+def test_experts_in_mxfp4_are_split(load: Load, tmp_path: Path) -> None:
+    FAMILIES["gpt-oss"].save(random_model("gpt-oss"), tmp_path)
+    mxfp4_folder(tmp_path, tmp_path / "mxfp4")
+    check(load, tmp_path / "mxfp4", SETTINGS, 2)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_weights_are_quantized_before_they_are_split(kind: str, load: Load, tmp_path: Path) -> None:
+    settings = DUMMY.model_copy(update={"quantization": kind})
+    check(load, save_config("llama 3.2", tmp_path), settings, 2)
+
+
+def test_ranks_have_as_many_pages_as_the_one_with_the_fewest(load: Load, tmp_path: Path) -> None:
+    """Of three kv heads one rank has two, and pages that are twice as large."""
+    folder = save_config("llama", tmp_path, num_key_value_heads=3)
+    settings = DUMMY.model_copy(update={"swap_space": 0.01})
+    specs = [each.spec() for each in load(folder, settings, 2).executors]
+    sizes = [spec.kv_groups[0].page_bytes for spec in specs]
+    assert sizes[0] == 2 * sizes[1]
+    assert len({(spec.num_pages, spec.num_host_pages, spec.max_model_len) for spec in specs}) == 1
+    assert specs[0].num_host_pages * sizes[0] <= 0.01 * 2**30
+
+
+def test_a_prompt_is_scored_and_pages_are_swapped_by_all_ranks(load: Load, tmp_path: Path) -> None:
+    folder = save_config("llama", tmp_path, num_key_value_heads=3)
+    settings = DUMMY.model_copy(update={"swap_space": 0.01, "max_batched_token_mem": 96})
+    sampling = replace(GREEDY, max_tokens=24, num_prompt_logprobs=1)
+
+    def tokens(executor: Executor) -> dict[int, list[int]]:
+        server = Server(PackingRunner(executor), settings)
+        for counter, prompt in enumerate([PROMPTS[2], PROMPTS[2][::-1], PROMPTS[1]]):
+            server.ask(counter, prompt, replace(sampling, seed=counter))
+        server.run()
+        assert server.most_swapped
+        return dict(server.tokens)
+
+    ranks = load(folder, settings, 2)
+    assert tokens(ranks) == tokens(load_eager(folder, settings))
+
+
+def test_a_model_with_too_few_heads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="6 query heads"):
+        RankThreads(save_config("llama", tmp_path), DUMMY, 7)
