@@ -56,7 +56,7 @@ from services.compute.layers.products import ProductByRows
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
-from services.compute.models.kernel_decoder import KernelDecoder
+from services.compute.models.kernel_decoder import DeviceProducts, KernelDecoder
 from services.compute.models.weights import DummyWeights
 from services.compute.runner.cuda.step_machine import SMALL_WEIGHT_BYTES
 
@@ -227,8 +227,8 @@ class Bench:
             self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
         )
         experts = ExpertProduct(product, Choices(), inputs.counts, invariant=False, pdl=variant.pdl)
-        products = {Linear: product}
-        decoder = KernelDecoder(self.decoder, inputs, products, experts, MAX_POSITIONS, variant.pdl)
+        multiply = DeviceProducts({Linear: product}, experts)
+        decoder = KernelDecoder(self.decoder, inputs, multiply, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(
                 self.cache.layer_pages(layer),

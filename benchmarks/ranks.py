@@ -41,7 +41,7 @@ ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 def graph_us(launch: Callable[[int], None], repeats: int = 5) -> float:
     """Of one of the launches of a graph, the fastest replay."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for number in range(4):
             launch(number)

@@ -15,6 +15,7 @@ from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers import kernel_step
 from services.compute.layers.kernel_experts import ExpertProduct
+from services.compute.layers.kernel_ranks import OneRank
 from services.compute.layers.kernel_step import (
     KernelDevice,
     KernelStep,
@@ -143,9 +144,11 @@ def device_of(
         patch.setattr(kernel_step, name, getattr(recorder, name))
     ropes = {mixer.rope: mixer.rope.tables(64) for mixer in decoder.mixers if mixer.rope}
     inputs = StepInputs.make(max_tokens, 4, CPU)
+    stream = StreamBuffers.make(max_tokens, HIDDEN, torch.float32, CPU)
     return KernelDevice(
         inputs=inputs,
-        stream=StreamBuffers.make(max_tokens, HIDDEN, torch.float32, CPU),
+        stream=stream,
+        ranks=OneRank(stream.delta_TE),
         scratch=Scratch(torch.float32, CPU),
         kept=Scratch(torch.float32, CPU),
         products={Linear: recorder},
@@ -153,7 +156,7 @@ def device_of(
         ropes=ropes,
         query_factors={},
         pdl=False,
-        norms_behind=decoder.layers[-1].last[0] is not None,
+        norms_apart=decoder.layers[-1].last[0] is not None,
     )
 
 

@@ -19,6 +19,7 @@ from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers import kernel_step
 from services.compute.layers.kernel_experts import ExpertProduct
+from services.compute.layers.kernel_ranks import OneRank
 from services.compute.layers.kernel_step import (
     KernelDevice,
     KernelStep,
@@ -121,6 +122,7 @@ def stream_of(decoder: Decoder[AnyLinear], num_tokens: int, device: torch.device
     kernels = KernelDevice(
         inputs=inputs,
         stream=stream,
+        ranks=OneRank(stream.delta_TE),
         scratch=Scratch(DTYPE, device),
         kept=Scratch(DTYPE, device),
         products={Linear: plain, QuantizedLinear: quantized},

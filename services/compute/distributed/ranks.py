@@ -5,7 +5,7 @@ Shape legend: any.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -22,6 +22,11 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def group(self) -> Any:
+        """Torch's process group of the ranks; None of one that is alone."""
+        ...
 
     def add_up(self, x: Tensor) -> None:
         """Replace x by the sum of all ranks' x: added in the order of ranks, in float32, rounded
@@ -43,6 +48,7 @@ class Alone:
 
     rank = 0
     size = 1
+    group = None
 
     def add_up(self, x: Tensor) -> None:
         pass

@@ -27,11 +27,13 @@ from services.compute.kernels.combine_experts import WeightedRows, combine_exper
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
+from services.compute.kernels.rank_rows import RankRows
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_latent import LatentStep, attend_latent
+from services.compute.layers.kernel_ranks import KernelRanks
 from services.compute.layers.parts import (
     Activated,
     Activation,
@@ -78,6 +80,7 @@ class KernelDevice:
 
     inputs: StepInputs
     stream: StreamBuffers
+    ranks: KernelRanks
     scratch: Scratch
     kept: Scratch  # rows of experts, until they are added up in the next sublayer
     products: Products
@@ -85,7 +88,7 @@ class KernelDevice:
     ropes: Mapping[RopeSpec, RotaryTables]
     query_factors: Mapping[Temperature | None, Tensor]  # by position
     pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
-    norms_behind: bool = False  # of parts, beside those before them
+    norms_apart: bool = False  # none comes with the product behind it
 
 
 class KernelStep:
@@ -112,6 +115,7 @@ class KernelStep:
         if embedding.scale != 1.0:
             x_TE.mul_(embedding.scale)
         self._attention.plan(num_tokens)
+        self._device.ranks.begin()
         return Hidden(x_TE)
 
     def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
@@ -133,7 +137,11 @@ class KernelStep:
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
         """Leave the sum to the launch of the next norm."""
-        hidden.delta_TE, hidden.behind, hidden.scale = delta_TE, behind, scale
+        hidden.behind, hidden.scale = behind, scale
+        hidden.delta_TE = delta_TE
+        if self._device.ranks.is_split:
+            self._combine(hidden)
+        hidden.delta_TE = self._device.ranks.added_up(delta_TE)
 
     def settle(self, hidden: Hidden) -> None:
         self.computed(Normed(hidden, None))
@@ -142,7 +150,7 @@ class KernelStep:
         return self._multiply(x, linear, None)
 
     def linear_out(self, x: Input, linear: AnyLinear) -> Tensor:
-        return self._multiply(x, linear, self._device.stream.delta_TE[: self._num_tokens])
+        return self._multiply(x, linear, self._device.ranks.room(self._num_tokens))
 
     def gated(self, x: Input, gate_up: AnyLinear, activation: Activation) -> Input:
         product, width = self._device.products[type(gate_up)], gate_up.num_out // 2
@@ -201,7 +209,7 @@ class KernelStep:
         self, x_TE: Tensor, experts: Experts[AnyLinear], shared_TE: Tensor | None
     ) -> Tensor:
         """The tensor is to be added, and nothing else: its sum may come with that."""
-        device, out_TE = self._device, self._device.stream.delta_TE[: self._num_tokens]
+        device, out_TE = self._device, self._device.ranks.room(self._num_tokens)
         device.kept.rewind()
         self._weighted = device.experts(
             x_TE, experts, shared_TE, out_TE, device.scratch, device.kept
@@ -225,14 +233,19 @@ class KernelStep:
 
     def finish(self, hidden: Hidden) -> None:
         """Leave the stream where the next graph finds it."""
-        self._combine(hidden)
+        ranks = self._device.ranks
+        if ranks.is_split:
+            self.settle(hidden)
+        else:
+            self._combine(hidden)
+        ranks.end()
         x_TE = self._device.stream.x_TE[: self._num_tokens]
         if hidden.x_TE.data_ptr() != x_TE.data_ptr():
             x_TE.copy_(hidden.x_TE)
 
     def _combine(self, hidden: Hidden) -> None:
         """Make the delta one row of each token."""
-        if self._weighted is not None and hidden.delta_TE is not None:
+        if self._weighted is not None and isinstance(hidden.delta_TE, Tensor):
             combine_experts(self._weighted, hidden.delta_TE, pdl=self._device.pdl)
             self._weighted = None
 
@@ -285,7 +298,7 @@ class KernelStep:
         """What takes the norm of this map's input into its launch; else it is one by itself."""
         device = self._device
         fused = device.products[type(linear)].fused
-        if fused is None or not fused.can_norm(self._num_tokens, linear, device.norms_behind):
+        if fused is None or not fused.can_norm(self._num_tokens, linear, device.norms_apart):
             return None
         return fused
 
@@ -297,6 +310,7 @@ class KernelStep:
         """
         hidden, stream = x.hidden, self._device.stream
         self._combine(hidden)
+        assert not isinstance(hidden.delta_TE, RankRows)  # norms are apart, then
         is_other = hidden.x_TE.data_ptr() == stream.other_1E.data_ptr()
         sum_TE = stream.x_TE[:1] if is_other else stream.other_1E
         normed = NormedInput(

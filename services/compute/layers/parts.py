@@ -16,6 +16,7 @@ from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 from torch import Tensor
 
 from services.compute.distributed.shard import HeadPart
+from services.compute.kernels.rank_rows import RankRows
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.rope import RopeSpec
@@ -38,7 +39,7 @@ class Hidden:
     """The residual stream, and what a part has added to it if no launch has done the sum yet."""
 
     x_TE: Tensor
-    delta_TE: Tensor | None = None
+    delta_TE: Tensor | RankRows | None = None
     behind: Norm | None = None  # of the delta, before the sum
     scale: float = 1.0  # of the delta
 

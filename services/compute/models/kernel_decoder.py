@@ -7,10 +7,13 @@ K kv heads, P positions in a page, D head width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from services.compute.distributed.ranks import ALONE, Ranks
+from services.compute.distributed.shard import Shard
 from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.rotate_and_store import RotaryTables
@@ -18,6 +21,7 @@ from services.compute.kernels.scale_logits import scale_logits
 from services.compute.kernels.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.kernel_experts import ExpertProduct
+from services.compute.layers.kernel_ranks import RankSizes, kernel_ranks
 from services.compute.layers.kernel_step import (
     KernelDevice,
     KernelStep,
@@ -30,6 +34,13 @@ from services.compute.layers.weighted_layers import AnyLinear
 from services.compute.models.decoder import Decoder
 
 
+class DeviceProducts(NamedTuple):
+    """How a device multiplies by linear maps, and by those of experts."""
+
+    maps: Products
+    experts: ExpertProduct
+
+
 class KernelDecoder:
     """Launches the pass of a bucket, and what is made of the hidden states that it leaves."""
 
@@ -37,10 +48,10 @@ class KernelDecoder:
         self,
         decoder: Decoder[AnyLinear],
         inputs: StepInputs,
-        products: Products,
-        experts: ExpertProduct,
+        multiply: DeviceProducts,
         max_positions: int,
         pdl: bool,
+        ranks: Ranks = ALONE,
     ) -> None:
         """With `pdl` kernels of ours begin while the one before them ends (dependent launch)."""
         shape, device, dtype = decoder.shape, decoder.device, decoder.dtype
@@ -48,18 +59,23 @@ class KernelDecoder:
         ropes = {mixer.rope for mixer in decoder.mixers if mixer.rope is not None}
         temperatures = {mixer.temperature for mixer in decoder.mixers}
         positions_P = torch.arange(max_positions, device=device)
+        stream = StreamBuffers.make(max_tokens, shape.hidden_size, dtype, device)
+        vocabulary = [Shard(rank, ranks.size).part(shape.vocab_size) for rank in range(ranks.size)]
+        begins = (*(part.start for part in vocabulary), shape.vocab_size)
+        rank_sizes = RankSizes(max_tokens, shape.hidden_size, max_samples, begins)
         self._decoder = decoder
         self._device = KernelDevice(
             inputs=inputs,
-            stream=StreamBuffers.make(max_tokens, shape.hidden_size, dtype, device),
+            stream=stream,
+            ranks=kernel_ranks(ranks, rank_sizes, stream.delta_TE),
             scratch=Scratch(dtype, device),
             kept=Scratch(dtype, device),
-            products=products,
-            experts=experts,
+            products=multiply.maps,
+            experts=multiply.experts,
             ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},
             query_factors={each: each.at(positions_P) for each in temperatures if each is not None},
             pdl=pdl,
-            norms_behind=decoder.layers[-1].last[0] is not None,
+            norms_apart=ranks.size > 1 or decoder.layers[-1].last[0] is not None,
         )
         self._sampled_SE = torch.zeros(max_samples, shape.hidden_size, dtype=dtype, device=device)
         self.logits_SV = torch.zeros(max_samples, shape.vocab_size, device=device)
@@ -96,10 +112,11 @@ class KernelDecoder:
         num_samples = len(index_S)
         sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
         self.normed_at(index_S, sampled_SE)
-        decoder = self._decoder
+        decoder, ranks = self._decoder, self._device.ranks
         product = self._device.products[type(decoder.head)]
         form = product.row_form(num_samples, decoder.head)
-        product(self._as(form, sampled_SE), decoder.head, logits_SV)
+        product(self._as(form, sampled_SE), decoder.head, ranks.logits_room(logits_SV))
+        ranks.complete(logits_SV)
         if decoder.logit_scale != 1.0 or decoder.logit_softcap:
             scale_logits(logits_SV, decoder.logit_scale, decoder.logit_softcap)
         return logits_SV
@@ -117,9 +134,12 @@ class KernelDecoder:
     def normed_at(self, index_S: Tensor, out_SE: Tensor) -> None:
         """Hidden states [S, E] of these tokens (int32) after the final norm."""
         stream, (behind, scale) = self._device.stream, self._decoder.layers[-1].last
+        is_whole = self._device.ranks.is_split  # else the last part is not yet added
+        if is_whole:
+            behind, scale = None, 1.0
         add_norm(
             stream.x_TE,
-            stream.delta_TE,
+            None if is_whole else stream.delta_TE,
             self._decoder.norm,
             out_SE,
             post=behind,

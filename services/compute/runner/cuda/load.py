@@ -11,6 +11,7 @@ import torch
 from common.errors import ConfigError
 from common.host import cache_folder
 from services.compute.config import ComputeSettings
+from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choice_files import (
     SHIPPED,
     Found,
@@ -20,8 +21,10 @@ from services.compute.kernels.choice_files import (
     read_own,
 )
 from services.compute.layers.paged_cache import PagedCache
+from services.compute.layers.parts import Attention
 from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.runner.cuda.choosing import Measuring, Meter
+from services.compute.runner.cuda.compiling import compile_ahead
 from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.meter import GraphMeter
@@ -34,6 +37,10 @@ GRAPH_MARGIN_BYTES = 512 << 20
 """For what the rehearsal cannot see: fragmentation, and libraries that take memory later."""
 
 GIB = 1 << 30
+
+LOADING_S = 2.0
+"""Loading kernels from disk takes less. Who has to compile some goes on with those of all sizes;
+most of these are there, and to find that out takes longer than to load the others as they come."""
 
 
 DENSE_SHARE = 0.15
@@ -59,16 +66,21 @@ class StartLog:
 
 
 @torch.inference_mode()
-def load_cuda(path: Path, settings: ComputeSettings) -> CudaExecutor:
-    device = torch.device("cuda", torch.cuda.current_device())
-    return load_on(path, settings, device, GraphStream(device))
+def load_cuda(path: Path, settings: ComputeSettings, ranks: Ranks = ALONE) -> CudaExecutor:
+    device = torch.device("cuda", ranks.rank)
+    torch.cuda.set_device(device)
+    return load_on(path, settings, device, GraphStream(device), ranks)
 
 
 def load_on(
-    path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
+    path: Path,
+    settings: ComputeSettings,
+    device: torch.device,
+    stream: DeviceStream,
+    ranks: Ranks = ALONE,
 ) -> CudaExecutor:
     try:
-        return _load(path, settings, device, stream)
+        return _load(path, settings, device, stream, ranks)
     except torch.OutOfMemoryError as error:  # trying again would not help
         reason = str(error).splitlines()[0]
         raise ConfigError(
@@ -79,14 +91,23 @@ def load_on(
 
 
 def _load(
-    path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
+    path: Path,
+    settings: ComputeSettings,
+    device: torch.device,
+    stream: DeviceStream,
+    ranks: Ranks,
 ) -> CudaExecutor:
     log = StartLog(device)
-    loader = ModelLoader.read(path, settings, device)
+    loader = ModelLoader.read(path, settings, device, ranks)
     sizes = machine_sizes(loader)
     decoder = loader.decoder(KernelLinears(loader.dtype, _keeps_dense(loader)))
+    if any(isinstance(mixer, Attention) and mixer.part is not None for mixer in decoder.mixers):
+        raise ConfigError(
+            "compute.tensor_parallel_size: this model has a norm over the queries of all heads, "
+            "which is split over ranks on the CPU only; take 1 on a GPU."
+        )
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
-    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling)
+    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling, ranks)
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
     if device.type == "cuda" and not settings.batch_invariant:
@@ -119,7 +140,8 @@ def _keeps_dense(loader: ModelLoader) -> bool:
         return False
     free_bytes, total_bytes = torch.cuda.mem_get_info(loader.device)
     usable_bytes = min(free_bytes, total_bytes * loader.settings.gpu_memory_utilization)
-    num_bytes = loader.config.shape.num_common_weights * loader.dtype.itemsize
+    num_weights = loader.config.shape.num_common_weights // loader.ranks.size
+    num_bytes = num_weights * loader.dtype.itemsize
     return num_bytes < usable_bytes * DENSE_SHARE
 
 
@@ -128,6 +150,8 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
     settings, device = loader.settings, loader.device
     free_before = _free_bytes(device)
     rehearsal = loader.cache(num_pages=1)
+    if device.type == "cuda":
+        _compile(machine, rehearsal)
     machine.record_largest(rehearsal)
     taken = free_before - _free_bytes(device)
     log.say("kernels compiled")
@@ -146,6 +170,14 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
         max_model_len=limits.max_model_len,
     )
     return limits
+
+
+def _compile(machine: StepMachine, cache: PagedCache) -> None:
+    """Compile all kernels at once; what an earlier start has compiled is only loaded."""
+    began_s = time.monotonic()
+    compile_ahead(machine.launches(cache, largest=True), cache.device_pages.device)
+    if time.monotonic() - began_s > LOADING_S:
+        compile_ahead(machine.launches(cache, largest=False), cache.device_pages.device)
 
 
 def choose(machine: StepMachine, cache: PagedCache, meter: Meter, log: StartLog) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from common.model_folder import Pooling
+from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
 from services.compute.kernels.latent_tiling import head_tiles, programs_at_once
@@ -48,7 +49,7 @@ from services.compute.layers.products import InvariantProduct, Product, ProductB
 from services.compute.layers.quantized_product import ROW_LIMITS, QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
 from services.compute.models.decoder import Decoder
-from services.compute.models.kernel_decoder import KernelDecoder
+from services.compute.models.kernel_decoder import DeviceProducts, KernelDecoder
 from services.compute.runner.cuda.pooler import Pooler
 from services.compute.runner.cuda.prompt_scorer import PromptScorer
 from services.compute.runner.cuda.stream import DeviceStream
@@ -125,6 +126,7 @@ class StepMachine:
         stream: DeviceStream,
         batch_invariant: bool,
         pooling: Pooling | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         shape, device = decoder.shape, decoder.device
         self.sizes = sizes
@@ -147,7 +149,7 @@ class StepMachine:
         on_gpu = device.type == "cuda"
         capability = torch.cuda.get_device_capability(device) if on_gpu else None
         pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)
-        num_inner = shape.hidden_size * shape.intermediate_size
+        num_inner = shape.hidden_size * shape.intermediate_size // ranks.size
         plain: Product[Linear] = InvariantProduct()
         row: RowOfNumbers | None = None
         work = SkinnyWork.make(_widest_output(decoder), device)
@@ -162,8 +164,9 @@ class StepMachine:
         experts = ExpertProduct(
             plain, self.choices, self.inputs.counts, invariant=batch_invariant, pdl=pdl
         )
+        multiply = DeviceProducts(products, experts)
         self._decoder = KernelDecoder(
-            decoder, self.inputs, products, experts, sizes.max_positions, pdl
+            decoder, self.inputs, multiply, sizes.max_positions, pdl, ranks
         )
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
         self.pooler: Pooler | None = None
@@ -192,15 +195,14 @@ class StepMachine:
         Passes of fewer rows may take more results, in other forms: those from which on products
         with packed weights want their rows otherwise are of forms of their own.
         """
-        seen = set()
-        for name, launch in self._launches(cache):
-            form, size = name[:-1], name[-1]
-            if name[0] in ("mixed", "decode") and isinstance(size, int):
-                form = (*form, *(size <= limit for limit in ROW_LIMITS))
-            if form not in seen:
-                seen.add(form)
-                self._stream.rehearse(launch)
-                self._stream.record(name, launch)
+        for name, launch in self._largest(cache):
+            self._stream.rehearse(launch)
+            self._stream.record(name, launch)
+
+    def launches(self, cache: PagedCache, largest: bool) -> list[Callable[[], None]]:
+        """All launches of all sizes, or the largest of each form."""
+        found = self._largest(cache) if largest else self._launches(cache)
+        return [launch for _, launch in found]
 
     def asked(self, cache: PagedCache) -> list[Asked[Any]]:
         """What products of several rows would be launched with that nothing is chosen for, fewest
@@ -256,6 +258,16 @@ class StepMachine:
             for size in reversed(self._row_buckets):
                 yield ("sample", variant, size), partial(self._sample, variant, size)
 
+    def _largest(self, cache: PagedCache) -> Iterator[Launch]:
+        seen = set()
+        for name, launch in self._launches(cache):
+            form, size = name[:-1], name[-1]
+            if name[0] in ("mixed", "decode") and isinstance(size, int):
+                form = (*form, *(size <= limit for limit in ROW_LIMITS))
+            if form not in seen:
+                seen.add(form)
+                yield name, launch
+
     @torch.inference_mode()
     def _forward(self, kind: Kind, num_tokens: int, caches: Sequence[LayerCache]) -> None:
         apply_deltas(self.packed, self.resident)
@@ -274,12 +286,13 @@ class StepMachine:
         self, decoder: Decoder[AnyLinear], batch_invariant: bool, pdl: bool
     ) -> dict[Kind, KernelAttention]:
         shape, sizes, device = decoder.shape, self.sizes, decoder.device
-        kernels, tiles, width = OVER_KEYS_AND_VALUES, shape.num_kv_heads, shape.head_dim
+        num_heads, num_kv_heads = decoder.mixers[0].num_heads, decoder.mixers[0].num_kv_heads
+        kernels, tiles, width = OVER_KEYS_AND_VALUES, num_kv_heads, shape.head_dim
         programs = EXTRA_PROGRAMS
         if shape.latent is not None:
             kernels, width = OVER_LATENTS, shape.latent.latent_dim
-            tiles, programs = head_tiles(shape.num_heads), programs_at_once(shape.num_heads)
-        group = shape.num_heads // tiles
+            tiles, programs = head_tiles(num_heads), programs_at_once(num_heads)
+        group = num_heads // tiles
         decode = DecodeWork.make(
             *(sizes.max_rows, tiles, group, width),
             device=device,
@@ -301,7 +314,7 @@ class StepMachine:
         if shape.latent is None:
             chunks = PrefillAttention(tables, all_rows=False)
             return {"decode": rows, "mixed": MixedAttention((rows, chunks))}
-        own_chunks = OwnChunks.make(self.inputs, sizes.max_rows, shape.num_heads)
+        own_chunks = OwnChunks.make(self.inputs, sizes.max_rows, num_heads)
         contexts = ContextAttention(tables, own_chunks)
         return {"decode": rows, "mixed": MixedAttention((rows, contexts), own_chunks)}
 

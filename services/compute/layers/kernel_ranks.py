@@ -1,0 +1,151 @@
+"""What the ranks of a model leave one another in a step on GPUs: summands and parts of logits.
+
+Shape legend: T tokens, E hidden width, S sampled rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from services.compute.distributed.ranks import Ranks
+from services.compute.distributed.symmetric import SymmetricBlock
+from services.compute.kernels.rank_rows import MAX_PROGRAMS, RankRows, add_up, side_by_side
+
+Delta: TypeAlias = Tensor | RankRows
+"""What a part has added to the residual stream: the whole of it, or a summand of each rank."""
+
+
+class KernelRanks(Protocol):
+    """Where the parts of a pass write what other ranks need, and what a launch makes of it."""
+
+    is_split: bool
+
+    def begin(self) -> None:
+        """A pass begins."""
+        ...
+
+    def room(self, num_tokens: int) -> Tensor:
+        """Memory [T, E] for what the part under way adds; it stays until it has been added."""
+        ...
+
+    def added_up(self, delta_TE: Tensor) -> Delta:
+        """What is to be added, of what the part has written there; the next one begins."""
+        ...
+
+    def end(self) -> None:
+        """All has been added, or, of a model that is not split, is left to another graph."""
+        ...
+
+    def logits_room(self, logits_SV: Tensor) -> Tensor:
+        """Memory for this rank's part of logits."""
+        ...
+
+    def complete(self, logits_SV: Tensor) -> None:
+        """Bring all ranks' parts to where logits shall be."""
+        ...
+
+
+class OneRank:
+    """All of a model is here."""
+
+    is_split = False
+
+    def __init__(self, delta_TE: Tensor) -> None:
+        self._delta_TE = delta_TE
+
+    def begin(self) -> None:
+        pass
+
+    def room(self, num_tokens: int) -> Tensor:
+        return self._delta_TE[:num_tokens]
+
+    def added_up(self, delta_TE: Tensor) -> Tensor:
+        return delta_TE
+
+    def end(self) -> None:
+        pass
+
+    def logits_room(self, logits_SV: Tensor) -> Tensor:
+        return logits_SV
+
+    def complete(self, logits_SV: Tensor) -> None:
+        pass
+
+
+class RankSizes(NamedTuple):
+    """What ranks share memory for."""
+
+    max_tokens: int
+    width: int
+    max_samples: int
+    logit_begins: tuple[int, ...]  # of each rank's part of the vocabulary, and their end
+
+
+class SplitRanks:
+    """Ranks that meet in memory which all of them read and write (kernels/rank_rows.py).
+
+    Up to `MAX_PROGRAMS` rows are added up by the launch of the norm behind them. Two tensors take
+    turns, so that a rank that is ahead does not write to what others still read; every pass begins
+    with the same one, as a graph does.
+    """
+
+    is_split = True
+
+    def __init__(self, block: SymmetricBlock, sizes: RankSizes, dtype: torch.dtype) -> None:
+        """The block has `num_bytes` of these sizes."""
+        self._block = block
+        self._begins = sizes.logit_begins
+        rows, logits = self._shapes(sizes)
+        self._turns = [block.take(rows, dtype) for _ in range(2)]
+        self._turn = 0
+        self._logits = block.take(logits, torch.float32)
+        rank = block.memory.rank
+        self._num_logits = self._begins[rank + 1] - self._begins[rank]
+
+    @staticmethod
+    def num_bytes(sizes: RankSizes, dtype: torch.dtype) -> int:
+        rows, logits = SplitRanks._shapes(sizes)
+        return SymmetricBlock.num_bytes((rows, dtype), (rows, dtype), (logits, torch.float32))
+
+    @staticmethod
+    def _shapes(sizes: RankSizes) -> tuple[tuple[int, int], tuple[int]]:
+        begins = sizes.logit_begins
+        widest = max(end - begin for begin, end in zip(begins, begins[1:], strict=False))
+        return (sizes.max_tokens, sizes.width), (sizes.max_samples * widest,)
+
+    def begin(self) -> None:
+        self._turn = 0
+
+    def room(self, num_tokens: int) -> Tensor:
+        return self._turns[self._turn].own[:num_tokens]
+
+    def added_up(self, delta_TE: Tensor) -> Delta:
+        rows = self._block.rows(self._turns[self._turn], len(delta_TE))
+        self._turn = 1 - self._turn
+        if len(delta_TE) <= MAX_PROGRAMS:
+            return rows
+        add_up(rows)
+        return delta_TE
+
+    def end(self) -> None:
+        if self._turn:  # the last sum was of the tensor that the next pass begins with
+            add_up(self._block.rows(self._turns[1], 1))
+
+    def logits_room(self, logits_SV: Tensor) -> Tensor:
+        num_samples = len(logits_SV)
+        return self._logits.own[: num_samples * self._num_logits].view(num_samples, -1)
+
+    def complete(self, logits_SV: Tensor) -> None:
+        side_by_side(self._logits.addresses_R, self._begins, logits_SV, self._block.memory)
+
+
+def kernel_ranks(ranks: Ranks, sizes: RankSizes, delta_TE: Tensor) -> KernelRanks:
+    """What a pass needs of the ranks; all of them make it at the same time."""
+    if ranks.size == 1:
+        return OneRank(delta_TE)
+    num_bytes = SplitRanks.num_bytes(sizes, delta_TE.dtype)
+    block = SymmetricBlock(num_bytes, delta_TE.device, ranks.group)
+    return SplitRanks(block, sizes, delta_TE.dtype)
