@@ -54,6 +54,22 @@ Spawn: TypeAlias = Callable[[Received, Exited], ChildProcess]
 """Starts a process; OSError when it cannot be started now."""
 
 
+def start_child(
+    module: str, arguments: Sequence[str], pass_fds: Sequence[int], own_session: bool
+) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE ARGUMENTS…` with pipes for its standard input and output."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=pass_fds,
+        start_new_session=own_session,
+        # One job is one task: threads of the tokenizer's own would only fight with others.
+        env={**child_environment(os.environ), "TOKENIZERS_PARALLELISM": "false"},
+    )
+
+
 class PipedChild:
     """`python -m MODULE ARGUMENTS…`, with frames on its standard input and output.
 
@@ -73,16 +89,8 @@ class PipedChild:
         self._exited = exited
         self._reader = FrameReader()
         self._loop = asyncio.get_running_loop()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=pass_fds,
-            start_new_session=True,  # a group of its own, to be killed with what it has forked
-            # One job is one task: threads of the tokenizer's own would only fight with others.
-            env={**child_environment(os.environ), "TOKENIZERS_PARALLELISM": "false"},
-        )
+        # In a session of its own, to be killed with what it has forked.
+        self._process = start_child(module, arguments, pass_fds, own_session=True)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._pipe = PipeWriter(self._stdin.fileno())

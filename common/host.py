@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,3 +90,14 @@ def children_of(pid: int) -> list[int]:
         return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     except (OSError, ValueError):
         return []
+
+
+def shared_memory(name: str, num_bytes: int) -> int:
+    """Return a descriptor of memory that processes share who inherit it; it has no path."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, num_bytes)
+    return fd

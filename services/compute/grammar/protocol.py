@@ -9,7 +9,6 @@ import contextlib
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -21,6 +20,7 @@ from pydantic import Field
 
 from common.child_main import pack_frame
 from common.config import Settings
+from common.host import shared_memory
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
 from services.compute.step import (
@@ -228,12 +228,7 @@ class MaskMemory:
 
     @staticmethod
     def create(num_slots: int, vocab_size: int) -> MaskMemory:
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("slipstream-masks")
-        else:
-            with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
-        os.ftruncate(fd, _bytes(num_slots, mask_words(vocab_size)))
+        fd = shared_memory("slipstream-masks", _bytes(num_slots, mask_words(vocab_size)))
         names_out, names_in = os.pipe()
         os.set_blocking(names_out, False)
         return MaskMemory((fd, names_out, names_in), num_slots, vocab_size)

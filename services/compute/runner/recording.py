@@ -1,9 +1,9 @@
 """Recordings: every upload of a run and what came of it, so that it can be replayed bit by bit.
 
 A file is a line that names the format, a line of JSON that says what the executor was made of, and
-frames: a kind, a number of int32, the int32. Uploads are kept as the executor got them, results as
-their tokens and a digest of all the rest. Frames are in the order of the calls; a file whose writer
-was killed ends in the middle of one.
+frames (`runner.frames`): a kind, a number of int32, the int32. Uploads are kept as the executor got
+them, results as their tokens and a digest of all the rest. Frames are in the order of the calls; a
+file whose writer was killed ends in the middle of one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import structlog
@@ -26,21 +26,21 @@ from services.compute.config import ComputeSettings
 from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.executor import Executor, UploadKind
+from services.compute.runner.frames import (
+    RESULT,
+    TRANSFER,
+    TRANSFERRED,
+    Frame,
+    step_id_ints,
+    transfer_ints,
+)
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import Int32Array, StepResult
 
 FORMAT = b"slipstream recording 1\n"
-RESULT, TRANSFER, TRANSFERRED = 100, 101, 102
-"""Kinds of frames beside those of uploads. A transfer is its direction, then sources, then targets.
-The frame of its end says which transfer it was, counted from 0."""
-STEP_ID_INTS, DIGEST_INTS = 2, 4
+DIGEST_INTS = 4
 
 _HEAD = struct.Struct("<II")
-
-
-class Frame(NamedTuple):
-    kind: int
-    ints: Int32Array
 
 
 def result_ints(result: StepResult) -> Int32Array:
@@ -56,10 +56,9 @@ def result_ints(result: StepResult) -> Int32Array:
             digest.update(np.ascontiguousarray(values).tobytes())
     for row, embedding in sorted(result.embeddings.items()):
         digest.update(row.to_bytes(4, "little") + np.ascontiguousarray(embedding).tobytes())
-    step_id = np.array([result.step_id], dtype=np.int64).view(np.int32)
     summary = np.frombuffer(digest.digest(), dtype=np.int32)
     tokens = np.where(result.n_valid > 0, result.tokens[:, 0], -1).astype(np.int32)
-    return np.concatenate((step_id, summary, tokens))
+    return np.concatenate((step_id_ints(result.step_id), summary, tokens))
 
 
 class RecordingExecutor:
@@ -124,8 +123,7 @@ class RecordingExecutor:
         return self._executor.ready(ticket)
 
     def transfer(self, direction: Direction, pages: PagePairs) -> tuple[int, Any]:
-        first = np.array([direction], dtype=np.int32)
-        self._write(TRANSFER, np.concatenate((first, *pages)))
+        self._write(TRANSFER, transfer_ints(direction, pages))
         self._num_transfers += 1
         return self._num_transfers - 1, self._executor.transfer(direction, pages)
 

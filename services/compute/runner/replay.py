@@ -6,75 +6,20 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from common.errors import ConfigError, ModelError
-from services.compute.kernels.step_buffers import NUM_ROWS
-from services.compute.kv.transfer import Direction, PagePairs
-from services.compute.runner.executor import Executor, UploadKind
-from services.compute.runner.recording import (
-    DIGEST_INTS,
-    RESULT,
-    STEP_ID_INTS,
-    TRANSFER,
-    TRANSFERRED,
-    Frame,
-    Recording,
-    result_ints,
-)
+from services.compute.runner.executor import Executor
+from services.compute.runner.frames import STEP_ID_INTS, Frame, RepeatedCalls
+from services.compute.runner.recording import DIGEST_INTS, Recording, result_ints
 from services.compute.runner.registry import load_executor
-from services.compute.runner.uploads import StepUpload
 from services.compute.step import Int32Array, StepResult
 
-POLL_S = 0.0001
 EQUAL = "bitwise equal"
-
-
-class _Calls:
-    """Makes the calls of a recording again, with the tickets that they return."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._launched: Any = None
-        self._sampled: dict[int, Any] = {}  # by step
-        self._transfers: list[Any] = []
-        self.num_steps = 0
-        self.step_id = -1
-
-    def repeat(self, frame: Frame) -> None:
-        executor, (kind, ints) = self._executor, frame
-        if kind == TRANSFER:
-            pages = PagePairs(*np.split(ints[1:], 2))
-            self._transfers.append(executor.transfer(Direction(ints[0]), pages))
-        elif kind == TRANSFERRED:
-            while not executor.transferred(self._transfers[ints[0]]):
-                time.sleep(POLL_S)
-        else:
-            executor.buffer(UploadKind(kind))[: len(ints)] = ints
-            self._launch(kind, ints)
-
-    def result(self, step_id: int) -> StepResult:
-        return self._executor.result(self._sampled.pop(step_id))
-
-    def _launch(self, kind: int, ints: Int32Array) -> None:
-        executor, num_ints = self._executor, len(ints)
-        if kind == UploadKind.ENTRIES:
-            executor.enter(num_ints)
-        elif kind == UploadKind.MASKS:
-            self._sampled[self.step_id] = executor.sample(self._launched, num_ints)
-        else:
-            step = StepUpload.read(ints)
-            self.step_id = step.step_id
-            self.num_steps += bool(step.header[NUM_ROWS])
-            with suppress(ValueError):  # prompts that cannot be scored: so it was
-                self._launched = executor.forward(num_ints)
 
 
 @dataclass(slots=True)
@@ -89,16 +34,15 @@ class Replay:
 
     def run(self, executor: Executor, frames: Iterable[Frame]) -> Replay:
         """Execute all frames, up to the first difference or device error."""
-        calls = _Calls(executor)
+        calls = RepeatedCalls(executor)
         try:
             for frame in frames:
-                if frame.kind == RESULT:
-                    step_id = int(frame.ints[:STEP_ID_INTS].view(np.int64)[0])
-                    self._compare(calls.result(step_id), frame.ints)
+                calls.room(frame.kind, len(frame.ints))[:] = frame.ints
+                result = calls.repeat(frame)
+                if result is not None:
+                    self._compare(result, frame.ints)
                     if self.difference:
                         break
-                else:
-                    calls.repeat(frame)
         except Exception as error:  # whatever it is, it is what the replay was to show
             self.error = f"step {calls.step_id}: {error or type(error).__name__}"
         self.num_steps = calls.num_steps

@@ -10,8 +10,9 @@ from typing import Any
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
+from services.compute.runner.frames import RESULT, Frame
 from services.compute.runner.packing_runner import PackingRunner
-from services.compute.runner.recording import FORMAT, Frame, Recording, RecordingExecutor
+from services.compute.runner.recording import FORMAT, Recording, RecordingExecutor
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.generate_requests import generate_request
 from tests.unit.compute.hand_scheduler import HandScheduler
@@ -78,8 +79,6 @@ def frames_of(file: Path) -> list[Frame]:
 
 def with_another_token(file: Path, number: int) -> bytes:
     """The recording's bytes, with another token in the last sample of a result."""
-    from services.compute.runner.recording import RESULT
-
     out = io.BytesIO()
     with file.open("rb") as source:
         out.write(source.readline() + source.readline())

@@ -13,15 +13,9 @@ from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import load_eager
 from services.compute.runner.executor import UploadKind
+from services.compute.runner.frames import RESULT, TRANSFER, TRANSFERRED
 from services.compute.runner.packing_runner import PackingRunner
-from services.compute.runner.recording import (
-    FORMAT,
-    RESULT,
-    TRANSFER,
-    TRANSFERRED,
-    Recording,
-    RecordingExecutor,
-)
+from services.compute.runner.recording import FORMAT, Recording, RecordingExecutor
 from services.compute.runner.registry import load_runner
 from services.compute.runner.replay import EQUAL, Replay, main
 from tests.unit.compute.prompt_run import save_embedding_model
