@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
@@ -47,6 +47,7 @@ class Stream(Protocol):
 
 _process: dict[str, str] = {}  # fields of every line of this process
 _people: list[Stream] = []  # the stream, if a person reads it
+_telemetry: list[TelemetrySettings] = []  # those in use
 
 
 def configure(
@@ -68,6 +69,7 @@ def configure(
         settings.log_format == "auto" and stream.isatty()
     )
     _people[:] = [stream] if console else []
+    _telemetry[:] = [settings.model_copy(update={"log_format": "console" if console else "json"})]
     _process.clear()
     _process.update(instance=name, service=service)
     structlog.configure(
@@ -83,6 +85,24 @@ def configure(
 def describe_process(**fields: str) -> None:
     """Add fields, such as the instance id, to every JSON line of this process from now on."""
     _process.update(fields)
+
+
+class Identity(NamedTuple):
+    """As whom and how a process logs, for a child that is to log in its name."""
+
+    process: dict[str, str]
+    telemetry: TelemetrySettings
+
+    @staticmethod
+    def of_this_process() -> Identity:
+        telemetry = _telemetry[0] if _telemetry else TelemetrySettings.model_validate({})
+        return Identity(dict(_process), telemetry)
+
+    def take(self, stream: Stream, **fields: str) -> None:
+        """Log as the parent does, with more fields."""
+        process = self.process
+        configure(process.get("instance", ""), process.get("service", ""), self.telemetry, stream)
+        describe_process(**process, **fields)
 
 
 def warn_of_dropped(num_lines: int) -> None:
@@ -155,7 +175,7 @@ def _for_people(_logger: Any, method: str, event: EventDict) -> EventDict:
     if method == "info":
         for field in ("level", *FOR_MACHINES):
             event.pop(field, None)
-    return event
+    return {**event, "rank": _process["rank"]} if "rank" in _process else event
 
 
 def _with_process(_logger: Any, _method: str, event: EventDict) -> EventDict:

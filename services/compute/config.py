@@ -9,6 +9,8 @@ from pydantic import Field
 
 from common.config import GRACE, MAX_NUM_SEQS, MAX_STEP_TOKENS, Settings
 
+MAX_RANKS = 64  # more than one host has GPUs
+
 
 class ComputeSettings(Settings):
     """The `[compute]` table; names are the ones people know from other servers.
@@ -42,6 +44,12 @@ class ComputeSettings(Settings):
         "auto",
         description="make the weights of linear maps smaller while they are loaded (default: auto, "
         "they stay as the checkpoint has them)",
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="processes that the model is split over, each with a GPU of its own",
     )
     max_model_len: int = Field(
         0, ge=0, description="longest prompt and answer (default: the model's)"

@@ -7,11 +7,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
+
+if TYPE_CHECKING:  # it needs torch
+    from services.compute.distributed.ranks import Ranks
 
 COMPILERS = ("cc", "gcc", "clang")
 
@@ -39,20 +43,60 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
             raise ConfigError(
                 "compute.record_dir: the device sim has nothing to record; leave it out."
             )
+        if settings.tensor_parallel_size > 1:
+            raise ConfigError(
+                "compute.tensor_parallel_size: the device sim has no model to split; leave it out."
+            )
         return sim.load(folder, settings)
+    executor = load_all_ranks(folder, settings)
     from services.compute.runner.packing_runner import PackingRunner
     from services.compute.runner.recording import RecordingExecutor
 
-    executor = load_executor(folder, settings)
     if settings.record_dir:
         executor = RecordingExecutor.begin(executor, folder, settings)
     return PackingRunner(executor)
 
 
-def load_executor(folder: Path, settings: ComputeSettings) -> Executor:
-    """Load the model onto the CPU or the GPU, as what executes uploads."""
+def load_all_ranks(folder: Path, settings: ComputeSettings) -> Executor:
+    """Load a model as what executes uploads: here, or here and in a process for each other rank."""
     for name, value in (KERNELS_KEPT | HUGE_PAGES).items():
         os.environ.setdefault(name, value)  # read when torch is imported
+    size = settings.tensor_parallel_size
+    if size == 1:
+        from services.compute.distributed.ranks import Alone
+
+        return load_executor(folder, settings, Alone())
+    from services.compute.runner.group import FollowerGroup
+    from services.compute.runner.leader import LeaderExecutor
+
+    group = FollowerGroup(folder, settings)  # first: all ranks load at the same time
+    try:
+        executor = load_executor(folder, settings, join(settings, 0, size, group.store))
+        group.wait_until_ready(executor.spec())
+    except BaseException:
+        group.close()
+        raise
+    return LeaderExecutor(executor, group)
+
+
+def join(settings: ComputeSettings, rank: int, size: int, store: str) -> Ranks:
+    """Take a rank's device, and meet the others through a file that all of them have open."""
+    from services.compute.distributed.ranks import Alone
+
+    if _takes_cuda(settings):
+        import torch
+
+        if torch.cuda.device_count() < size:
+            raise ConfigError(
+                f"compute.tensor_parallel_size is {size}, and torch finds "
+                f"{torch.cuda.device_count()} CUDA devices; lower it."
+            )
+        torch.cuda.set_device(rank)
+    return Alone()
+
+
+def load_executor(folder: Path, settings: ComputeSettings, ranks: Ranks) -> Executor:
+    """Load a rank's part of the model onto the CPU or its GPU."""
     if _takes_cuda(settings):
         check_toolchain()  # before minutes go into loading
         from services.compute.runner.cuda.load import load_cuda

@@ -15,10 +15,11 @@ from collections.abc import Callable
 import numpy as np
 
 from common.host import shared_memory
-from services.compute.runner.frames import Frame
 from services.compute.step import Int32Array
 
-RING_INTS = 4 << 20  # most frames have hundreds; the masks of 256 rows over 128,000 tokens a million
+RING_INTS = (
+    4 << 20
+)  # most frames have hundreds; the masks of 256 rows over 128,000 tokens a million
 SPIN_S = 20e-6
 NAP_S = 50e-6  # with what a timer adds, 0.1 ms
 SLEEP_MS = 100  # until a sleeper looks by itself
@@ -120,9 +121,8 @@ class RingWriter:
     def _make_room(self) -> None:
         self._publish()
         while True:
-            self._end = min(map(self._memory.counts.__getitem__, self._reads)) + len(
-                self._memory.ints
-            )
+            behind = min(self._memory.counts[place] for place in self._reads)
+            self._end = behind + len(self._memory.ints)
             if self._end > self._written:
                 _fence()
                 return
@@ -162,8 +162,8 @@ class RingReader:
         self._read = 0
         self._num_handled = 0
 
-    def read(self, room: Callable[[int, int], Int32Array]) -> Frame:
-        """Wait for the next frame; `room` says where so many int32 of a kind are to be written.
+    def read(self, room: Callable[[int, int], Int32Array]) -> tuple[int, Int32Array]:
+        """Wait for the next frame, and copy it to where `room` has so many int32 of a kind.
 
         Raises WriterGone.
         """
@@ -171,7 +171,7 @@ class RingReader:
         kind, num_ints = self._head.tolist()
         ints = room(kind, num_ints)
         self._take(ints)
-        return Frame(kind, ints)
+        return kind, ints
 
     def handled(self) -> None:
         """Say that what the last frame wanted is done."""

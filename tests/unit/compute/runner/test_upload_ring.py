@@ -9,17 +9,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.compute.runner.frames import Frame
 from services.compute.runner.upload_ring import RingMemory, RingReader, RingWriter, WriterGone
 from services.compute.step import Int32Array
 
 SIZE = 64  # int32 of a small ring
+Frame: TypeAlias = tuple[int, Int32Array]
 
 
 def new(kind: int, num_ints: int) -> Int32Array:
@@ -27,11 +28,11 @@ def new(kind: int, num_ints: int) -> Int32Array:
 
 
 def frame(number: int, num_ints: int) -> Frame:
-    return Frame(number, np.arange(number, number + num_ints, dtype=np.int32))
+    return number, np.arange(number, number + num_ints, dtype=np.int32)
 
 
 def equal(one: Frame, other: Frame) -> bool:
-    return one.kind == other.kind and np.array_equal(one.ints, other.ints)
+    return one[0] == other[0] and np.array_equal(one[1], other[1])
 
 
 class Pipes:
@@ -152,9 +153,9 @@ memory = RingMemory(int(sys.argv[1]), 1, int(sys.argv[2]))
 reader, count, total = RingReader(memory, 0, 0, nap_for_s=0.001), 0, 0
 try:
     while True:
-        frame = reader.read(lambda kind, num_ints: np.empty(num_ints, dtype=np.int32))
-        assert frame.kind == count and (frame.ints == np.arange(count, count + len(frame.ints))).all()
-        count, total = count + 1, total + len(frame.ints)
+        kind, ints = reader.read(lambda kind, num_ints: np.empty(num_ints, dtype=np.int32))
+        assert kind == count and (ints == np.arange(count, count + len(ints))).all()
+        count, total = count + 1, total + len(ints)
         reader.handled()
 except WriterGone:
     print(count, total)
