@@ -32,6 +32,7 @@ examples:
                                                 *.safetensors
   slipstream serve ./model-Q4_K_M.gguf          a GGUF file
   slipstream serve --computes 2 --tokenizers 2  several processes of a service
+  slipstream serve MODEL -tp 2 -dp 4            four copies, on two GPUs each
   slipstream serve --host 0.0.0.0               for other machines; set keys:
                                          SLIPSTREAM_ROUTER__API_KEYS=key1,key2
 
@@ -41,16 +42,13 @@ SLIPSTREAM_COMPUTE__MAX_NUM_SEQS=64. An option goes over a variable, and a
 variable over the file.
 """
 
-SEVERAL_GPUS = (
-    "several GPUs for one model are not supported yet; --computes N runs N copies of it, each on a "
-    "GPU of its own"
-)
+MORE = {"compute": ("--data-parallel-size", "-dp")}  # names of the option elsewhere
 # What to use instead of options of vLLM, SGLang and llama.cpp that do not exist here.
 INSTEAD = {
     "--model": "give the model without an option: slipstream serve MODEL",
     "--model-path": "give the model without an option: slipstream serve MODEL",
-    "--pipeline-parallel-size": SEVERAL_GPUS,
-    "--data-parallel-size": "use --computes N: so many copies, each on a GPU of its own",
+    "--pipeline-parallel-size": "use --tensor-parallel-size N, which splits every layer over N "
+    "GPUs",
     "--max-num-batched-tokens": "use --max-prefill-tokens for the prompt tokens of one step",
     "--chunked-prefill-size": "use --max-prefill-tokens for the prompt tokens of one step",
     "--enable-chunked-prefill": "long prompts are always computed in chunks",
@@ -85,7 +83,7 @@ def add_options(parser: Parser) -> None:
     _add_capacity(parser)
     group = parser.add_argument_group("how many processes", "each service scales on its own")
     for service in Counts.model_fields:
-        add_setting(group, f"count.{service}", f"--{service}s", metavar="N")
+        add_setting(group, f"count.{service}", f"--{service}s", *MORE.get(service, ()), metavar="N")
     about = "scales services by itself, as in tokenizers=1..4,detokenizers=1..2"
     group.add_argument("--autoscale", type=scaled, metavar="SERVICE=N..M,…", help=about)
 
@@ -116,8 +114,7 @@ def _add_model(parser: Parser) -> None:
     add_setting(group, "tokenizer.chat_template", type=readable, metavar="FILE")
     for name in ("device", "dtype", "kv_cache_dtype", "quantization", "pin", "load_format"):
         add_setting(group, f"compute.{name}")
-    about = "GPUs for one model: 1, as long as there is no more (see --computes)"
-    group.add_argument("--tensor-parallel-size", "-tp", type=one_gpu, metavar="1", help=about)
+    add_setting(group, "compute.tensor_parallel_size", "--tensor-parallel-size", "-tp", metavar="N")
 
 
 def _add_capacity(parser: Parser) -> None:
@@ -131,8 +128,9 @@ def _add_capacity(parser: Parser) -> None:
     add_setting(group, "compute.swap_space", metavar="GIB")
 
 
-def add_setting(group: Any, setting: str, option: str = "", **more: Any) -> None:
-    """Add the option for a setting, `table.field`, which becomes its `dest`."""
+def add_setting(group: Any, setting: str, *options: str, **more: Any) -> None:
+    """Add the option for a setting, `table.field`, which becomes its `dest`; it may have several
+    names."""
     table, _, name = setting.partition(".")
     kind = Counts if table == "count" else SETTINGS[table]
     field = kind.model_fields[name]
@@ -144,9 +142,9 @@ def add_setting(group: Any, setting: str, option: str = "", **more: Any) -> None
     if "(default: " not in about and field.default != "":
         about += f" (default: {field.default})"
     more.setdefault("help", about)
-    if option != setting:  # a positional argument has no other name
+    if options != (setting,):  # a positional argument has no other name
         more["dest"] = setting
-    group.add_argument(option or f"--{name.replace('_', '-')}", **more)
+    group.add_argument(*(options or (f"--{name.replace('_', '-')}",)), **more)
 
 
 def reader_of(kind: type[Settings], name: str) -> Callable[[str], Any]:
@@ -174,12 +172,6 @@ def readable(text: str) -> str:
             return os.path.abspath(text)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror}") from error
-
-
-def one_gpu(text: str) -> int:
-    if text != "1":
-        raise argparse.ArgumentTypeError(SEVERAL_GPUS)
-    return 1
 
 
 def scaled(text: str) -> dict[str, CountRange]:

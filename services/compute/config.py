@@ -106,6 +106,9 @@ class ComputeSettings(Settings):
     core: int = Field(
         -1, ge=-1, description="the core for the thread that drives the device; -1 is any"
     )
+    follower_cores: tuple[int, ...] = Field(
+        (), description="the same for the other processes of a split model, in their order"
+    )
     record_dir: str = Field(
         "",
         description="folder for a recording of every step, which `slipstream replay` runs again; "

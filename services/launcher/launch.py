@@ -16,7 +16,6 @@ from functools import partial
 import structlog
 
 from common.config import (
-    ENV_PREFIX,
     LAUNCHER_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
     SERVICE_TABLES,
@@ -38,10 +37,11 @@ from services.launcher.plan import (
     Plan,
     cores_of,
     environment_of,
+    gpus_in,
     tables_of_run,
     toml_text,
 )
-from services.launcher.preflight import check, device_of, look
+from services.launcher.preflight import check, check_ranks, device_of, look
 from services.launcher.supervisor import Supervisor
 from services.launcher.terminal import Terminal
 
@@ -57,7 +57,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         front = Front(plan.value("router", "host"), port_of(plan))
         stack.callback(front.close)
         machine = look(env)
-        device_of(plan, machine)
+        check_ranks(plan, device_of(plan, machine), len(gpus_in(env)))
         inspect = partial(check, plan, machine)
         model = find_model(plan.model, with_weights=plan.needs_weights, inspect=inspect)
         for abandoned in remove_abandoned(time.time()):
@@ -217,9 +217,8 @@ class _Family:
         if service == "router":
             inherited[LISTEN_FD_VARIABLE] = str(listening)
             passed = self.fds
-        own = self.cores.own if self.cores is not None else ()
-        if service == "compute" and int(number) < len(own):
-            inherited[f"{ENV_PREFIX}COMPUTE__CORE"] = str(own[int(number)])
+        if service == "compute" and self.cores is not None:
+            inherited |= self.cores.environment_of(int(number), self.plan.num_ranks)
         return Child(name, service_command(service, name, self.config), inherited, passed)
 
 

@@ -57,7 +57,7 @@ def _count(about: str) -> Any:
 
 class Counts(Settings):
     tokenizer: int = _count("turn prompts into tokens")
-    compute: int = _count("run the model; on a machine with several GPUs each takes one, in turn")
+    compute: int = _count("run the model; each takes the next GPU, or as many as it is split over")
     detokenizer: int = _count("turn tokens into text")
     router: int = _count("speak HTTP; all share one port")
 
@@ -86,6 +86,12 @@ class Plan:
         """How many there may come to be by themselves."""
         scaled = self.autoscale.get("compute")
         return max(self.counts.compute, scaled.most if scaled else 0)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of each compute; on GPUs each has one."""
+        text = self.value("compute", "tensor_parallel_size")
+        return max(1, int(text)) if text.isdecimal() else 1  # compute reports a mistake
 
     @property
     def grace_s(self) -> float:
@@ -141,8 +147,8 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
         routers=[f"ipc://{run_dir}/{name}.sock" for name in plan.counts.names("router")],
         curve_dir="",  # no other user can enter the folder
     )
-    if plan.most_computes > 1:
-        threads = max(1, (len(available_cpus()) - 1) // plan.most_computes)
+    if (num_processes := plan.most_computes * plan.num_ranks) > 1:
+        threads = max(1, (len(available_cpus()) - 1) // num_processes)
         tables.setdefault("compute", {}).setdefault("max_threads", threads)
     if plan.autoscale:
         _let_it_scale(plan, tables.setdefault("router", {}))
@@ -167,9 +173,11 @@ def environment_of(
     environment = child_environment(others, root)
     service, _, index = name.rpartition("-")
     on_gpu = plan.value("compute", "device") in ("auto", "cuda")
-    # Compute processes get a GPU each, in turn, those that are added later as well.
+    # Computes get a GPU each, or neighbours, in turn; those that are added later as well.
     if service == "compute" and on_gpu and (gpus := gpus_in(env)):
-        environment["CUDA_VISIBLE_DEVICES"] = gpus[int(index) % len(gpus)]
+        ranks = plan.num_ranks
+        first = int(index) % max(1, len(gpus) // ranks) * ranks
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + ranks])
     return environment
 
 
@@ -183,21 +191,30 @@ def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
     if pin != "on" and not on_gpu:
         return None
     cores = cores_among(available_cpus())
-    placed = place(cores, plan.most_computes, forced=pin == "on")
+    num_processes = plan.most_computes * plan.num_ranks
+    placed = place(cores, num_processes, forced=pin == "on")
     if placed is None and pin == "on":
         raise ConfigError(
-            f"[compute] pin is on: {plan.most_computes} compute processes and the others need "
-            f"more than the {len(cores)} cores that there are"
+            f"[compute] pin is on: {num_processes} compute processes and the others need more "
+            f"than the {len(cores)} cores that there are"
         )
     return placed
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """A CPU for each compute replica, in order, and the CPUs for everything else."""
+    """A CPU for each process of each compute, in order, and the CPUs for everything else."""
 
     own: tuple[int, ...]
     common: frozenset[int]
+
+    def environment_of(self, compute: int, num_ranks: int) -> dict[str, str]:
+        """The settings of a compute's own cores; none for one that was added later."""
+        own = list(map(str, self.own[compute * num_ranks :][:num_ranks]))
+        cores = {"CORE": own[0]} if own else {}
+        if own[1:]:
+            cores["FOLLOWER_CORES"] = ",".join(own[1:])
+        return {f"{ENV_PREFIX}COMPUTE__{name}": value for name, value in cores.items()}
 
 
 def place(cores: Sequence[Sequence[int]], num_computes: int, forced: bool = False) -> Cores | None:

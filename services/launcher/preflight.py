@@ -121,6 +121,25 @@ def device_of(plan: Plan, machine: Machine) -> Literal["cpu", "cuda", "sim"]:
     return "cuda" if name == "cuda" or (name == "auto" and not machine.why_no_gpu) else "cpu"
 
 
+def check_ranks(plan: Plan, device: str, num_gpus: int) -> None:
+    """Raise ConfigError, in one sentence, where a model cannot be split as the settings say.
+
+    Of `num_gpus` 0 means that nobody knows.
+    """
+    ranks, computes = plan.num_ranks, plan.most_computes
+    if ranks == 1:  # several computes may share a GPU
+        return
+    option = f"--tensor-parallel-size {ranks}"
+    if device == "sim":
+        raise ConfigError(f"{option}: the device sim has no model to split; leave it out")
+    if device == "cuda" and 0 < num_gpus < ranks * computes:
+        copies = f" --computes {computes}" if computes > 1 else ""
+        raise ConfigError(
+            f"{option}{copies}: that takes {ranks * computes} GPUs, and {num_gpus} can be used "
+            "here; ask for fewer"
+        )
+
+
 def check(plan: Plan, machine: Machine, folder: Path) -> None:
     """Raise ModelError or ConfigError, in one sentence, if this model cannot be served."""
     device = device_of(plan, machine)
@@ -186,14 +205,17 @@ def _need(
 
 
 def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
-    share = _number(plan, "gpu_memory_utilization")
-    for number, gpu in enumerate(machine.gpus[: plan.most_computes]):
+    share, ranks = _number(plan, "gpu_memory_utilization"), plan.num_ranks
+    for number, gpu in enumerate(machine.gpus[: plan.most_computes * ranks]):
         room = int(gpu.total_bytes * share) - gpu.used_bytes
-        if need.weights + need.cache > room:
+        if (need.weights + need.cache) // ranks > room:
+            split = f", over {ranks} GPUs" if ranks > 1 else ""
+            idle = len(machine.gpus) - plan.most_computes * ranks
+            advice = _advice(need) + (", or raise --tensor-parallel-size" if idle > 0 else "")
             raise ConfigError(
-                f"the model does not fit on GPU {number}: {need.text()}, and of its "
+                f"the model does not fit on GPU {number}: {need.text()}{split}, and of its "
                 f"{gib(gpu.total_bytes)} there are {gib(max(0, room))} to use "
-                f"({share:.0%} of all, less {gib(gpu.used_bytes)} in use); {_advice(need)}"
+                f"({share:.0%} of all, less {gib(gpu.used_bytes)} in use); {advice}"
             )
 
 

@@ -30,7 +30,8 @@ class RaySettings(Settings):
         ge=-1,
         le=1,
         description="GPUs that Ray keeps for one compute, such as 0.5 where two share one "
-        "(default: 1 on the device cuda, and on auto if the cluster has any)",
+        "(default: one for each of its processes on the device cuda, and on auto if the "
+        "cluster has any)",
     )
     metrics_targets: str = Field(
         "",

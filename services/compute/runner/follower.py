@@ -5,7 +5,9 @@ It has an executor and nothing else: no scheduler, no messages, no plans.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 from collections.abc import Iterator
 
 import structlog
@@ -16,7 +18,7 @@ from common.telemetry import log
 from common.telemetry.line_writer import STDERR, LineWriter
 from services.compute.runner.executor import Executor
 from services.compute.runner.frames import Frame, RepeatedCalls
-from services.compute.runner.group import FollowerStart
+from services.compute.runner.group import FollowerStart, limits_of
 from services.compute.runner.registry import join, load_executor
 from services.compute.runner.upload_ring import RingMemory, RingReader, WriterGone
 
@@ -36,8 +38,9 @@ def work(frames: Iterator[bytes], leader: FrameWriter) -> int:
     try:
         ranks = join(start.settings, start.rank, start.size, start.store)
         executor = load_executor(start.folder, start.settings, ranks)
-        leader.write(pack_frame(["ready", repr(executor.spec())]))
-        return follow(executor, start)
+        leader.write(pack_frame(["ready", limits_of(executor.spec())]))
+        follow(executor, start)
+        return 0
     except (ConfigError, ModelError) as error:
         leader.write(pack_frame(["broken", str(error)]))
         return EXIT_CONFIG
@@ -47,7 +50,11 @@ def work(frames: Iterator[bytes], leader: FrameWriter) -> int:
         return EXIT_FATAL
 
 
-def follow(executor: Executor, start: FollowerStart) -> int:
+def follow(executor: Executor, start: FollowerStart) -> None:
+    """Make the leader's calls until it is gone."""
+    if start.settings.core >= 0 and executor.spec().overlaps:  # as the leader's thread, later
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {start.settings.core})
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection would hold up all ranks
@@ -58,7 +65,7 @@ def follow(executor: Executor, start: FollowerStart) -> int:
         try:
             frame = Frame(*ring.read(calls.room))
         except WriterGone:
-            return 0
+            return
         calls.repeat(frame)
         ring.handled()
 

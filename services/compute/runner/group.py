@@ -64,12 +64,24 @@ class FollowerStart(BaseModel):
         return _path_of(self.store_fd)
 
 
+def limits_of(spec: RunnerSpec) -> list[int]:
+    """What the leader's scheduler relies on, and all ranks have to have alike."""
+    return [
+        spec.vocab_size,
+        spec.max_model_len,
+        spec.num_pages,
+        spec.num_host_pages,
+        spec.max_num_seqs,
+        spec.max_step_tokens,
+    ]
+
+
 @dataclass(slots=True)
 class _Follower:
     rank: int
     process: subprocess.Popen[bytes]
     reports: FrameReader = field(default_factory=FrameReader)
-    spec: str = ""  # what it has loaded, once it has
+    limits: list[int] = field(default_factory=list)  # of what it has loaded, once it has
     num_handled: int = 0
     num_bad_looks: int = 0  # in a row
 
@@ -127,10 +139,10 @@ class FollowerGroup:
         """
         self._all_ready.wait()
         for follower in self._followers:
-            if follower.spec != repr(spec):
+            if follower.limits != limits_of(spec):
                 raise FatalError(
-                    f"rank {follower.rank} has loaded something else than rank 0: "
-                    f"{follower.spec}, and not {spec}"
+                    f"rank {follower.rank} has loaded a model of other limits than rank 0: "
+                    f"{follower.limits}, and not {limits_of(spec)}"
                 )
         self._overlaps = spec.overlaps
 
@@ -150,7 +162,7 @@ class FollowerGroup:
             follower.process.stdin.close()
         for follower in self._followers:
             # One that still loads, or is stopped, would not see that it should end.
-            would_see = follower.spec and not follower.num_bad_looks
+            would_see = follower.limits and not follower.num_bad_looks
             _end_of(follower.process, CLOSED_WITHIN_S if would_see else 0.0)
         if self._thread.is_alive():
             self._thread.join()
@@ -166,7 +178,8 @@ class FollowerGroup:
         process = start_child(self._module, (), fds, own_session=False)
         follower = _Follower(rank, process)
         self._followers.append(follower)
-        identity = Identity.of_this_process()
+        identity, cores = Identity.of_this_process(), settings.follower_cores
+        own = {"core": cores[rank - 1] if rank <= len(cores) else -1, "record_dir": ""}
         start = FollowerStart(
             leader_pid=os.getpid(),
             rank=rank,
@@ -175,7 +188,7 @@ class FollowerGroup:
             ring_fd=self._memory.fd,
             ring_ints=len(self._memory.ints),
             folder=folder,
-            settings=settings.model_copy(update={"core": -1, "record_dir": ""}),
+            settings=settings.model_copy(update=own),
             process=identity.process,
             telemetry=identity.telemetry,
         )
@@ -202,13 +215,13 @@ class FollowerGroup:
             status = _end_of(follower.process, LAST_LINE_S)
             self._end_with(follower, f"ended with status {status}", EXIT_FATAL)
         for payload in follower.reports.feed(data):
-            report, text = msgpack.unpackb(payload)
+            report, content = msgpack.unpackb(payload)
             if report == "ready":
-                follower.spec = text
+                follower.limits = content
             elif not self._closing:
-                os.write(STDERR, f"slipstream compute: {text}\n".encode())
+                os.write(STDERR, f"slipstream compute: {content}\n".encode())
                 self._end_with(follower, "cannot load", EXIT_CONFIG)
-        if all(each.spec for each in self._followers):
+        if all(each.limits for each in self._followers):
             self._all_ready.set()
 
     def _look_at(self, follower: _Follower) -> None:

@@ -9,7 +9,7 @@ from common.config import SERVICE_TABLES, ModelSettings, Tables
 from common.errors import ConfigError
 from common.link.resolve import LIST_SCHEME, TcpPlace
 from services.launcher.plan import Counts, Plan, tables_of_run
-from services.launcher.preflight import DEVICES
+from services.launcher.preflight import DEVICES, check_ranks
 
 STAGES = ("compute", "tokenizer", "detokenizer")  # what is kept together: compute is the largest
 CPUS_OF_COMPUTE = {"cuda": 1.0, "sim": 1.0, "cpu": 2.0}  # one thread drives a GPU
@@ -43,15 +43,21 @@ def needs_of(plan: Plan, has_gpus: bool) -> Needs:
         device = "cuda" if has_gpus else "cpu"
     if device not in CPUS_OF_COMPUTE:
         raise ConfigError(f"[compute] device: there is no {device}; there are {', '.join(DEVICES)}")
-    gpus = plan.ray.compute_gpus
+    check_ranks(plan, device, num_gpus=0)
+    gpus, ranks = plan.ray.compute_gpus, plan.num_ranks
+    if gpus > 0 and ranks > 1:
+        raise ConfigError(
+            f"[ray] compute_gpus is {gpus:g}, and --tensor-parallel-size {ranks} takes {ranks} "
+            "whole GPUs for each compute; leave it out"
+        )
     if gpus < 0:
-        gpus = 1.0 if device == "cuda" else 0.0
+        gpus = float(ranks) if device == "cuda" else 0.0
     if device == "cuda" and not gpus:
         raise ConfigError("[ray] compute_gpus is 0, but the device cuda needs some of a GPU")
     needs = {
         service: {"CPU": float(getattr(plan.ray, f"{service}_cpus"))} for service in SERVICE_TABLES
     }
-    needs["compute"]["CPU"] = plan.ray.compute_cpus or CPUS_OF_COMPUTE[device]
+    needs["compute"]["CPU"] = plan.ray.compute_cpus or ranks * CPUS_OF_COMPUTE[device]
     if gpus:
         needs["compute"]["GPU"] = gpus
     return Needs(needs)
@@ -101,5 +107,6 @@ def tables_of_replica(plan: Plan, model: ModelSettings, spot: Spot, needs: Needs
     )
     compute = tables.setdefault("compute", {})
     if "max_threads" not in plan.tables.get("compute", {}):
-        compute["max_threads"] = max(1, int(needs.by_service["compute"]["CPU"]))
+        cpus = int(needs.by_service["compute"]["CPU"])
+        compute["max_threads"] = max(1, cpus // plan.num_ranks)
     return tables

@@ -41,8 +41,11 @@ def test_several_keys_may_be_given() -> None:
     assert tables == {"router": {"api_keys": ["a", "b"]}}
 
 
-def test_one_gpu_for_a_model_is_what_there_is_anyway() -> None:
-    assert tables_of(parsed("--tensor-parallel-size", "1")) == ({}, Counts())
+def test_a_model_is_split_and_copied_by_the_names_that_people_know() -> None:
+    expected = {"compute": {"tensor_parallel_size": 2}}, Counts(compute=3)
+    assert tables_of(parsed("-tp", "2", "-dp", "3")) == expected
+    long = parsed("--tensor-parallel-size=2", "--data-parallel-size=3")
+    assert tables_of(long) == expected
 
 
 def test_services_are_counted_one_by_one() -> None:
@@ -74,7 +77,9 @@ def test_the_options_of_the_issue_are_all_there() -> None:
         "--api-key=",
         "--computes=100000",
         "--max-num-seqs=1000000000",
-        "--tensor-parallel-size=2",
+        "--tensor-parallel-size=0",
+        "--tensor-parallel-size=65",
+        "--data-parallel-size=0",
         "--chat-template=/no/such/file",
     ],
 )

@@ -17,6 +17,7 @@ from services.launcher.plan import (
     SETTINGS,
     Counts,
     Plan,
+    available_cpus,
     environment_of,
     gpus_in,
     make_plan,
@@ -131,6 +132,17 @@ def test_compute_processes_take_the_gpus_in_turn() -> None:
     assert [env["CUDA_VISIBLE_DEVICES"] for env in given] == ["4", "6", "4"]
     assert environment_of("tokenizer-0", plan, env, "/s")["CUDA_VISIBLE_DEVICES"] == "4,6"
     assert gpus_in({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+def test_processes_of_a_split_model_take_neighbours_and_share_the_cores() -> None:
+    plan = plan_of({"compute": {"tensor_parallel_size": 2}}, Counts(compute=2))
+    env = {"CUDA_VISIBLE_DEVICES": "4,6,1,3,9"}
+    names = ("compute-0", "compute-1", "compute-2")  # the last one was added later
+    given = [environment_of(name, plan, env, "/s")["CUDA_VISIBLE_DEVICES"] for name in names]
+    assert given == ["4,6", "1,3", "4,6"]
+    tables = tables_of_run(plan, ModelSettings(path="/m"), "/r", "json")
+    assert tables["compute"]["max_threads"] == max(1, (len(available_cpus()) - 1) // 4)
+    assert plan_of({"compute": {"tensor_parallel_size": "two"}}).num_ranks == 1
 
 
 @pytest.mark.parametrize(

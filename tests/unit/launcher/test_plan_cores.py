@@ -62,6 +62,17 @@ def test_cores_are_read_as_the_system_tells_them() -> None:
     assert cpus_in("0-3,8\n") == {0, 1, 2, 3, 8}
 
 
+def test_each_process_of_a_split_model_has_a_core_of_its_own() -> None:
+    placed = place([(cpu,) for cpu in range(16)], 4)
+    assert placed is not None
+    assert placed.environment_of(1, 2) == {
+        "SLIPSTREAM_COMPUTE__CORE": "14",
+        "SLIPSTREAM_COMPUTE__FOLLOWER_CORES": "15",
+    }
+    assert placed.environment_of(3, 1) == {"SLIPSTREAM_COMPUTE__CORE": "15"}
+    assert placed.environment_of(4, 1) == placed.environment_of(2, 2) == {}
+
+
 def test_nothing_is_pinned_without_a_gpu_or_where_the_user_says_so() -> None:
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
     one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}

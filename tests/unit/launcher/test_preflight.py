@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ from common.gguf.folder import INDEX_NAME
 from services.compute.config import ComputeSettings
 from services.compute.models.families import FAMILIES
 from services.launcher.plan import Counts, Plan, make_plan
-from services.launcher.preflight import ITEM_BYTES, Gpu, Machine, check, device_of
+from services.launcher.preflight import ITEM_BYTES, Gpu, Machine, check, check_ranks, device_of
 
 GIB = 1 << 30
 NO_GPU = "this machine shows no NVIDIA GPU"
@@ -238,6 +239,34 @@ def test_a_shard_that_is_missing_or_cut_short_is_named(tmp_path: Path) -> None:
     index.unlink()
     (tmp_path / "b.safetensors").write_bytes(b"nonsense nonsense")
     assert "is not a readable safetensors file" in refused(plan_of(), folder, SERVER)
+
+
+def test_a_model_that_fits_on_no_gpu_may_fit_on_several(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, num_hidden_layers=80)  # 34 GiB
+    four, dummy = replace(SERVER, gpus=(Gpu(24 * GIB, GIB),) * 4), {"load_format": "dummy"}
+    split = plan_of({"compute": {**dummy, "tensor_parallel_size": 2}})
+    said = refused(plan_of({"compute": dummy}), folder, four)
+    assert said.endswith(", or raise --tensor-parallel-size")
+    check(split, four, folder)
+    small = replace(SERVER, gpus=(Gpu(12 * GIB, GIB),) * 2)
+    assert ", over 2 GPUs, and of its 12.0 GiB" in refused(split, folder, small)
+
+
+def test_each_process_of_a_split_model_needs_a_gpu() -> None:
+    def said(device: str, num_gpus: int, **counts: int) -> str:
+        with pytest.raises(ConfigError) as refused:
+            check_ranks(plan_of(split, **counts), device, num_gpus)
+        return str(refused.value)
+
+    split: Tables = {"compute": {"tensor_parallel_size": 2}}
+    assert said("cuda", 1) == (
+        "--tensor-parallel-size 2: that takes 2 GPUs, and 1 can be used here; ask for fewer"
+    )
+    assert "--tensor-parallel-size 2 --computes 2: that takes 4 GPUs" in said("cuda", 3, compute=2)
+    assert "the device sim has no model to split" in said("sim", 8)
+    check_ranks(plan_of(split), "cuda", 0)  # nobody knows how many there are
+    check_ranks(plan_of(split), "cpu", 1)
+    check_ranks(plan_of(compute=4), "cuda", 2)  # they share
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def work(frames: Iterator[bytes], leader: FrameWriter) -> int:
     if does == "broken":
         leader.write(pack_frame(["broken", BROKEN]))
         return 78
-    leader.write(pack_frame(["ready", repr(start.settings.max_num_seqs)]))
+    leader.write(pack_frame(["ready", [0, 0, 0, 0, start.settings.max_num_seqs, 0]]))
     memory = RingMemory(start.ring_fd, start.size - 1, start.ring_ints)
     ring = RingReader(memory, start.rank - 1, sys.stdin.fileno())
     try:

@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from benchmarks.stack import is_running
 from common.errors import EXIT_CONFIG, EXIT_FATAL, FatalError
 from services.compute.config import ComputeSettings
 from services.compute.runner.group import FollowerGroup
+from services.compute.runner.protocol import RunnerSpec
 from tests.patience import PATIENCE_S
 from tests.unit.compute.runner.stub_follower import BROKEN
 
@@ -27,15 +30,10 @@ ENDS_WITHIN_S = 1.0
 BUSY_S = 1.5  # that the test's own machine may add
 
 
-class Spec:
-    """What the stub says that it has loaded."""
-
-    def __init__(self, overlaps: bool = True, says: str = "5") -> None:
-        self.overlaps = overlaps
-        self._says = says
-
-    def __repr__(self) -> str:
-        return self._says
+SPEC = RunnerSpec(
+    vocab_size=0, max_model_len=0, eos_token_ids=(), kv_groups=(), num_pages=0, num_host_pages=0,
+    max_num_seqs=5, max_step_tokens=0, stall_after_s=5.0,
+)  # fmt: skip
 
 
 class Group(FollowerGroup):
@@ -49,8 +47,8 @@ class Group(FollowerGroup):
     def _note(self, status: int) -> None:
         self.ends.put((status, time.monotonic()))
 
-    def ready(self, spec: Spec) -> Group:
-        self.wait_until_ready(spec)  # type: ignore[arg-type]
+    def ready(self, **changes: Any) -> Group:
+        self.wait_until_ready(replace(SPEC, **changes))
         return self
 
     @property
@@ -78,7 +76,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_all_ranks_follow_until_one_dies_or_is_stopped() -> None:
-    with closing(Group(num_followers=2).ready(Spec())) as group:
+    with closing(Group(num_followers=2).ready()) as group:
         for _ in range(100):
             group.call()
         wait_until(lambda: group.handled() == [100, 100])
@@ -94,11 +92,11 @@ def test_all_ranks_follow_until_one_dies_or_is_stopped() -> None:
 
 def test_a_rank_that_does_not_get_on_with_what_another_has_done_ends_the_group() -> None:
     """But not where the host computes, which may have no processor for it."""
-    with closing(Group("hangs").ready(Spec(overlaps=False))) as group:
+    with closing(Group("hangs").ready(overlaps=False)) as group:
         group.call(kind=7)
         time.sleep(ENDS_WITHIN_S)
         assert group.ends.empty()
-        group.ready(Spec(overlaps=True))
+        group.ready(overlaps=True)
         began_s = time.monotonic()
         assert group.ended_after(began_s, EXIT_FATAL) < ENDS_WITHIN_S + BUSY_S
 
@@ -113,7 +111,7 @@ def test_a_rank_that_cannot_load_ends_the_start_with_its_reason(
 
 def test_a_rank_that_has_loaded_something_else_is_told() -> None:
     with closing(Group()) as group, pytest.raises(FatalError, match="rank 1 has loaded"):
-        group.ready(Spec(says="6"))
+        group.ready(num_pages=6)
 
 
 def test_a_start_that_fails_here_does_not_wait_for_those_that_load() -> None:

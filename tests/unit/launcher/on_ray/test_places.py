@@ -40,11 +40,30 @@ def test_the_settings_say_how_much_each_service_takes() -> None:
     assert text_of(asked["compute"]) == "3 CPU, 0.5 GPU"
 
 
+def test_a_compute_takes_what_all_its_processes_need() -> None:
+    split = {"compute__tensor_parallel_size": "4"}
+    assert needs(has_gpus=True, **split)["compute"] == {"CPU": 4.0, "GPU": 4.0}
+    assert needs(has_gpus=False, **split)["compute"] == {"CPU": 8.0}
+    given = plan(**split)
+    model = ModelSettings.model_validate({"path": "/m"})
+    tables = tables_of_replica(given, model, SPOT, needs_of(given, has_gpus=False))
+    assert tables["compute"]["max_threads"] == 2
+
+
 @pytest.mark.parametrize(
     ("env", "complaint"),
     [
         ({"compute__pin": "on"}, "--pin on: Ray chooses the cores"),
         ({"compute__device": "cuda", "ray__compute_gpus": "0"}, "needs some of a GPU"),
+        (
+            {
+                "compute__tensor_parallel_size": "2",
+                "compute__device": "cuda",
+                "ray__compute_gpus": "1",
+            },
+            "takes 2 whole GPUs for each compute",
+        ),
+        ({"compute__tensor_parallel_size": "2", "compute__device": "sim"}, "no model to split"),
         ({"compute__device": "tpu"}, "there is no tpu; there are auto, cpu, cuda, sim"),
     ],
 )
