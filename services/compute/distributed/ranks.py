@@ -42,6 +42,10 @@ class Ranks(Protocol):
         """The smallest of all ranks' values."""
         ...
 
+    def close(self) -> None:
+        """Part: no rank calls another one from here on."""
+        ...
+
 
 class Alone:
     """The one rank of a model that is not split."""
@@ -58,6 +62,9 @@ class Alone:
 
     def least(self, value: int) -> int:
         return value
+
+    def close(self) -> None:
+        pass
 
 
 ALONE = Alone()

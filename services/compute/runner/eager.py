@@ -183,6 +183,7 @@ class EagerExecutor:
     def __init__(self, loader: ModelLoader, model: EagerDecoder, limits: Limits) -> None:
         settings, shape, pooling = loader.settings, loader.config.shape, loader.pooling
         self._model = model
+        self._ranks = loader.ranks
         self._cache = loader.cache(limits.num_pages, limits.num_host_pages)
         self._layers = layers_of(self._cache)
         self._geometry = Geometry(
@@ -329,7 +330,7 @@ class EagerExecutor:
         return self._counters
 
     def close(self) -> None:
-        pass
+        self._ranks.close()
 
     def _apply(self, step: StepUpload) -> None:
         """Change slots and tables as the step says."""

@@ -71,6 +71,9 @@ class ThreadRanks:
     def least(self, value: int) -> int:
         return min(self._meeting.exchange(self.rank, value))
 
+    def close(self) -> None:
+        pass
+
 
 class RankThreads:
     """The executor of rank 0; the others get the same uploads, each in a thread of its own."""

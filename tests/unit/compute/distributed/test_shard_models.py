@@ -13,32 +13,32 @@ import pytest
 import torch
 
 from common.errors import ConfigError
-from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.models import weights
 from services.compute.runner.eager import load_eager
 from services.compute.runner.executor import Executor
 from services.compute.runner.packing_runner import PackingRunner
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.rank_threads import RankThreads
-from tests.unit.compute.engine_scenarios import PROMPTS
+from tests.unit.compute.distributed.served import (
+    DUMMY,
+    GREEDY,
+    HEARD_SCALE,
+    PROMPTS,
+    SETTINGS,
+    answers,
+)
 from tests.unit.compute.engine_server import Server
 from tests.unit.compute.models.family_models import FAMILIES, random_model
 from tests.unit.compute.quantization.checkpoints import FORMS, mxfp4_folder, quantize_folder
 from tests.unit.compute.tiny_models import make_model, save_model
-
-SETTINGS = ComputeSettings(
-    device="cpu", dtype="float32", max_num_seqs=8, max_batched_token_mem=1024, num_threads=1
-)
-DUMMY = SETTINGS.model_copy(update={"load_format": "dummy"})
-GREEDY = SamplingParams(4, seed=1, temperature=0.0, ignore_eos=True, num_logprobs=2)
 
 Load = Callable[[Path, ComputeSettings, int], RankThreads]
 
 
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random weights are so large that all parts of a model are heard."""
-    monkeypatch.setattr(weights, "SCALE", 0.3)
+    monkeypatch.setattr(weights, "SCALE", HEARD_SCALE)
 
 
 @pytest.fixture
@@ -62,19 +62,11 @@ def save_config(name: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def answers(executor: Executor, settings: ComputeSettings) -> Server:
-    server = Server(PackingRunner(executor), settings)
-    for counter, prompt in enumerate(PROMPTS[1:3]):
-        server.ask(counter, prompt, GREEDY)
-    server.run()
-    return server
-
-
 def check(load: Load, folder: Path, settings: ComputeSettings, size: int) -> None:
     """Tokens and logprobs are those of one process, and all ranks have the same logits."""
-    one = answers(load_eager(folder, settings), settings)
+    one = answers(load_on_cpu(folder, settings), settings)
     ranks = load(folder, settings, size)
-    all_of_them = answers(ranks, settings)
+    all_of_them = answers(PackingRunner(ranks), settings)
     assert all_of_them.tokens == one.tokens
     for counter, rows in one.logprobs.items():
         found, expected = (
@@ -163,7 +155,7 @@ def test_a_prompt_is_scored_and_pages_are_swapped_by_all_ranks(load: Load, tmp_p
 
     def tokens(executor: Executor) -> dict[int, list[int]]:
         server = Server(PackingRunner(executor), settings)
-        for counter, prompt in enumerate([PROMPTS[2], PROMPTS[2][::-1], PROMPTS[1]]):
+        for counter, prompt in enumerate([PROMPTS[1], PROMPTS[1][::-1], PROMPTS[0]]):
             server.ask(counter, prompt, replace(sampling, seed=counter))
         server.run()
         assert server.most_swapped
