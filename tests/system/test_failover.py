@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.chaos_requests import CHAT, COMPLETIONS, Ask, Kind, difference
 from benchmarks.chaos_ring import num_retries
-from benchmarks.stack import ROOT, Stack
+from benchmarks.stack import ROOT, Stack, is_running
 from tests.patience import PATIENCE_S
 from tests.system.conftest import DEMO
 from tests.system.ring import wait_empty
@@ -64,26 +65,32 @@ def test_faults_at_random_fail_and_alter_nothing(tmp_path: Path) -> None:
 
 
 def ask_all(stack: Stack) -> list[Ask]:
-    """Start requests of all kinds, and wait until text comes on every stream."""
+    """Start a request of each kind, and wait until text comes on every stream."""
     asked = [
-        Ask(stack.port, DEMO_KINDS[number % len(DEMO_KINDS)], number, NUM_TOKENS, "demo")
-        for number in range(2 * len(DEMO_KINDS))
+        Ask(stack.port, kind, number, NUM_TOKENS, "demo") for number, kind in enumerate(DEMO_KINDS)
     ]
     stack.wait_until(lambda: all(each.has_begun for each in asked), PATIENCE_S, "streaming")
     return asked
 
 
-def test_a_model_in_float32_says_the_same_with_and_without_a_fault() -> None:
-    """Sampled and greedy, guided, with calls: what was computed in steps is computed at once."""
+def followers(stack: Stack) -> dict[str, int]:
+    return {name: pid for name, pid in stack.processes().items() if "/follower." in name}
+
+
+def test_a_split_model_in_float32_says_the_same_with_and_without_a_fault() -> None:
+    """Sampled and greedy, guided, with calls: what was computed in steps is computed at once.
+
+    A replica that has lost a process ends.
+    """
     settings = {"compute.num_threads": 1}
-    options = ("--device", "cpu", "--dtype", "float32", "--computes=2")
+    options = ("--device", "cpu", "--dtype", "float32", "--computes=2", "--tensor-parallel-size=2")
     with Stack(DEMO, *options, settings=settings) as stack:
         asked = ask_all(stack)
         whole = [each.answer() for each in asked]
         assert not any(each.failure for each in asked)
-        num_before = num_retries(stack)
+        num_before, pids = num_retries(stack), followers(stack)
         asked = ask_all(stack)
-        stack.kill("compute-0")
+        os.kill(pids["compute-0/follower.0"], signal.SIGKILL)
         for expected, each in zip(whole, asked, strict=True):
             differs = difference(expected, each.answer())
             assert not (each.failure or differs), (each.kind, each.failure, differs)
@@ -92,3 +99,5 @@ def test_a_model_in_float32_says_the_same_with_and_without_a_fault() -> None:
             lambda: len(stack.health()["instances"]) == 4, PATIENCE_S, "registered again"
         )
         wait_empty(stack)
+        assert stack.stop() == 0
+        assert len(pids) == 2 and not any(map(is_running, pids.values()))

@@ -55,7 +55,7 @@ class GlooRanks:
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=TIMEOUT_S)
         # not the default group of the process: that may be a GPU's
-        self._group = gloo(c10d.FileStore(store, size), rank, size, options)
+        self.group = gloo(c10d.FileStore(store, size), rank, size, options)
 
     def add_up(self, x: Tensor) -> None:
         first, *others = self._gather(x.flatten())
@@ -75,11 +75,11 @@ class GlooRanks:
         return min(int(each) for each in self._gather(torch.tensor(value)))
 
     def close(self) -> None:
-        self._group.shutdown()
+        self.group.shutdown()
 
     @fatal_if_a_rank_is_lost
     def _gather(self, x: Tensor) -> list[Tensor]:
         """All ranks' x, in their order."""
         all_R = [torch.empty_like(x) for _ in range(self.size)]
-        self._group.allgather([all_R], [x]).wait()
+        self.group.allgather([all_R], [x]).wait()
         return all_R

@@ -36,11 +36,11 @@ def work(frames: Iterator[bytes], leader: FrameWriter) -> int:
     identity = log.Identity(start.process, start.telemetry)
     identity.take(stderr, rank=str(start.rank))
     try:
-        ranks = join(start.settings, start.rank, start.size, start.store)
+        ranks = join(start.settings, start.rank, start.store)
         executor = load_executor(start.folder, start.settings, ranks)
         leader.write(pack_frame(["ready", limits_of(executor.spec())]))
         follow(executor, start)
-        return 0
+        return 0  # without a word to the other ranks, which may be gone
     except (ConfigError, ModelError) as error:
         leader.write(pack_frame(["broken", str(error)]))
         return EXIT_CONFIG
@@ -58,7 +58,8 @@ def follow(executor: Executor, start: FollowerStart) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection would hold up all ranks
-    memory = RingMemory(start.ring_fd, start.size - 1, start.ring_ints)
+    num_followers = start.settings.tensor_parallel_size - 1
+    memory = RingMemory(start.ring_fd, num_followers, start.ring_ints)
     nap_for_s = NAP_FOR_S if executor.spec().overlaps else 0.0
     ring, calls = RingReader(memory, start.rank - 1, STDIN, nap_for_s), RepeatedCalls(executor)
     while True:

@@ -31,6 +31,7 @@ from services.compute.step import Int32Array
 LOOK_S = 0.25  # between two looks at whether followers get on
 MAX_BAD_LOOKS = 3  # in a row; counted, since the whole machine may have stood still in between
 CLOSED_WITHIN_S = 1.0
+ENDS_WITHIN_S = 1.0
 LAST_LINE_S = 0.05  # for the log
 FOLLOWER = "services.compute.runner.follower"
 
@@ -42,7 +43,6 @@ class FollowerStart(BaseModel):
 
     leader_pid: int
     rank: int
-    size: int
     store_fd: int
     ring_fd: int
     ring_ints: int
@@ -154,6 +154,15 @@ class FollowerGroup:
         """This rank has made all calls that were sent."""
         self._num_done = self._ring.num_frames
 
+    def close_after(self, error: BaseException) -> None:
+        """End the followers after an error in the start.
+
+        Where another rank is lost, the watch knows why, and ends this process with that reason.
+        """
+        if isinstance(error, FatalError):
+            self._thread.join(ENDS_WITHIN_S)
+        self.close()
+
     def close(self) -> None:
         """End the followers."""
         self._closing = True
@@ -183,7 +192,6 @@ class FollowerGroup:
         start = FollowerStart(
             leader_pid=os.getpid(),
             rank=rank,
-            size=settings.tensor_parallel_size,
             store_fd=self._store_fd,
             ring_fd=self._memory.fd,
             ring_ints=len(self._memory.ints),

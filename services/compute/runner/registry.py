@@ -61,50 +61,50 @@ def load_all_ranks(folder: Path, settings: ComputeSettings) -> Executor:
     """Load a model as what executes uploads: here, or here and in a process for each other rank."""
     for name, value in (KERNELS_KEPT | HUGE_PAGES).items():
         os.environ.setdefault(name, value)  # read when torch is imported
-    size = settings.tensor_parallel_size
-    if size == 1:
-        from services.compute.distributed.ranks import Alone
-
-        return load_executor(folder, settings, Alone())
+    if settings.tensor_parallel_size == 1:
+        return load_executor(folder, settings)
     from services.compute.runner.group import FollowerGroup
     from services.compute.runner.leader import LeaderExecutor
 
     group = FollowerGroup(folder, settings)  # first: all ranks load at the same time
     try:
-        executor = load_executor(folder, settings, join(settings, 0, size, group.store))
+        executor = load_executor(folder, settings, join(settings, 0, group.store))
         group.wait_until_ready(executor.spec())
-    except BaseException:
-        group.close()
+    except BaseException as error:
+        group.close_after(error)
         raise
     return LeaderExecutor(executor, group)
 
 
-def join(settings: ComputeSettings, rank: int, size: int, store: str) -> Ranks:
-    """Take a rank's device, and meet the others through a file that all of them have open."""
-    from services.compute.distributed.ranks import Alone
+def join(settings: ComputeSettings, rank: int, store: str) -> Ranks:
+    """Meet the other ranks through a file that all of them can open."""
+    from services.compute.distributed.gloo import GlooRanks
 
+    size = settings.tensor_parallel_size
     if _takes_cuda(settings):
         import torch
 
-        if torch.cuda.device_count() < size:
+        if (num_devices := torch.cuda.device_count()) < size:
             raise ConfigError(
-                f"compute.tensor_parallel_size is {size}, and torch finds "
-                f"{torch.cuda.device_count()} CUDA devices; lower it."
+                f"compute.tensor_parallel_size is {size}, and torch finds {num_devices} CUDA "
+                "devices; lower it."
             )
         torch.cuda.set_device(rank)
-    return Alone()
+    return GlooRanks(rank, size, store)
 
 
-def load_executor(folder: Path, settings: ComputeSettings, ranks: Ranks) -> Executor:
-    """Load a rank's part of the model onto the CPU or its GPU."""
+def load_executor(folder: Path, settings: ComputeSettings, ranks: Ranks | None = None) -> Executor:
+    """Load the model, or a rank's part of it, onto the CPU or a GPU."""
+    from services.compute.distributed.ranks import ALONE
+
     if _takes_cuda(settings):
         check_toolchain()  # before minutes go into loading
         from services.compute.runner.cuda.load import load_cuda
 
-        return load_cuda(folder, settings)
+        return load_cuda(folder, settings, ranks or ALONE)
     from services.compute.runner.eager import load_eager
 
-    return load_eager(folder, settings)
+    return load_eager(folder, settings, ranks or ALONE)
 
 
 def _takes_cuda(settings: ComputeSettings) -> bool:
