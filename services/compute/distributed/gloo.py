@@ -55,7 +55,8 @@ class GlooRanks:
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=TIMEOUT_S)
         # not the default group of the process: that may be a GPU's
-        self.group = gloo(c10d.FileStore(store, size), rank, size, options)
+        self.store = c10d.FileStore(store, size)
+        self.group = gloo(self.store, rank, size, options)
 
     def add_up(self, x: Tensor) -> None:
         first, *others = self._gather(x.flatten())

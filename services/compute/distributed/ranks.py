@@ -24,8 +24,8 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     @property
-    def group(self) -> Any:
-        """Torch's process group of the ranks; None of one that is alone."""
+    def store(self) -> Any:
+        """Torch's store, through which they have met; None of one that is alone."""
         ...
 
     def add_up(self, x: Tensor) -> None:
@@ -52,7 +52,7 @@ class Alone:
 
     rank = 0
     size = 1
-    group = None
+    store = None
 
     def add_up(self, x: Tensor) -> None:
         pass

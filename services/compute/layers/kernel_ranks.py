@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from services.compute.distributed.ranks import Ranks
-from services.compute.distributed.symmetric import SymmetricBlock
+from services.compute.distributed.symmetric import SymmetricBlock, default_group
 from services.compute.kernels.rank_rows import MAX_PROGRAMS, RankRows, add_up, side_by_side
 
 Delta: TypeAlias = Tensor | RankRows
@@ -147,5 +147,5 @@ def kernel_ranks(ranks: Ranks, sizes: RankSizes, delta_TE: Tensor) -> KernelRank
     if ranks.size == 1:
         return OneRank(delta_TE)
     num_bytes = SplitRanks.num_bytes(sizes, delta_TE.dtype)
-    block = SymmetricBlock(num_bytes, delta_TE.device, ranks.group)
+    block = SymmetricBlock(num_bytes, delta_TE.device, default_group(ranks))
     return SplitRanks(block, sizes, delta_TE.dtype)

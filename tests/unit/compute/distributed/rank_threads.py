@@ -47,7 +47,7 @@ class Meeting:
 class ThreadRanks:
     """One of them; it sums as `Ranks` says."""
 
-    group = None
+    store = None
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self._meeting = rank, meeting
