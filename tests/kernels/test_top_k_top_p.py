@@ -38,19 +38,27 @@ SETTINGS = [
 NOT_CUT = (9, 10)
 
 
-def run(
-    step: SamplingStep, logits: torch.Tensor, max_candidates: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maxima and kept keys, poisoned before."""
-    rows, vocab_size = logits.shape
-    adjusted = torch.full_like(logits, torch.nan)
-    top = logits.new_full((rows,), torch.nan)
-    keep = torch.full((rows,), -7, dtype=torch.int32, device=logits.device)
-    scratch = TopKTopPScratch.make(rows, vocab_size, logits.device, max_candidates)
+def poisoned_scratch(logits: torch.Tensor, max_candidates: int) -> TopKTopPScratch:
+    scratch = TopKTopPScratch.make(*logits.shape, logits.device, max_candidates)
     scratch.candidates_SM.fill_(-7)
     scratch.found_S.fill_(1 << 20)
     scratch.state_SL.fill_(-7)
+    return scratch
+
+
+def run(
+    step: SamplingStep,
+    logits: torch.Tensor,
+    max_candidates: int,
+    scratch: TopKTopPScratch | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima and kept keys, poisoned before."""
+    rows = len(logits)
+    adjusted = torch.full_like(logits, torch.nan)
+    top = logits.new_full((rows,), torch.nan)
+    keep = torch.full((rows,), -7, dtype=torch.int32, device=logits.device)
     shaped = ProcessedLogits(adjusted, keep, top, said_NV=keep)
+    scratch = scratch or poisoned_scratch(logits, max_candidates)
     top_k_top_p(logits, step.rows, scratch, shaped)
     return top, keep
 
@@ -98,6 +106,21 @@ def test_equal_logits_stay_in_together(max_candidates: int, device: torch.device
     check(step, torch.zeros_like(logits), max_candidates)
     logits[:, 1:] -= 1e30
     check(step, logits, max_candidates)
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 3.0, 10.0])
+def test_the_threshold_is_among_the_candidates_that_counts_point_at(
+    spread: float, device: torch.device
+) -> None:
+    """Elsewhere the slow search would find it, and nothing but the time would show it."""
+    step = make_step(SETTINGS[:8], 20_000, device)
+    logits = random_logits(8, 20_000, 6, device, spread)
+    logits[:, 500:900] = -torch.inf
+    scratch = poisoned_scratch(logits, 2048)
+    _, keep = run(step, logits, 2048, scratch)
+    low, high, _, _ = scratch.state_SL.T
+    inside = (low <= keep) & (keep < high) & (scratch.found_S <= 2048)
+    assert inside[:-1].all()  # the last row has a second search, among more ids than fit
 
 
 def test_masked_ids_are_never_kept_before_others(device: torch.device) -> None:

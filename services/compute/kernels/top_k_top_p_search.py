@@ -1,6 +1,7 @@
-"""The search for a row's threshold: keys of ids, the bracket it lies in, and its end among few ids.
+"""The search for a row's threshold: keys of ids, where a histogram says it lies, and its end among
+few ids.
 
-Shape legend: C parts of the vocabulary, K pivots, M candidates.
+Shape legend: C parts of the vocabulary, B bins, M candidates.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from services.compute.kernels.lanes import NUM_LANES
 from services.compute.kernels.sample_rows import (
     ADJUSTED,
-    CUT,
     CUTS_TOP_K,
     CUTS_TOP_P,
     TEMPERATURE,
@@ -18,24 +19,36 @@ from services.compute.kernels.sample_rows import (
     TOP_P,
     load_64,
     load_float,
-    settings_of,
 )
 
-NUM_PIVOTS = 8
-ROUNDS = 3
-STATE_WORDS = 8
-"""Words of a search's state, of which low, high, the sum below low, the ids between the two, and
-the limit of the sum are used."""
+STATE_WORDS = 4
+GUESS_WORDS = 4
+"""A search's state: the keys from which and below which its candidates are, and whether what it
+sums is mass. A guess: where bins begin, the unit of their width, and the largest logit sampled."""
 
-K = tl.constexpr(NUM_PIVOTS)
-LAUNCHES = tl.constexpr(ROUNDS + 1)
+B = tl.constexpr(NUM_LANES)
 STATE = tl.constexpr(STATE_WORDS)
-TILE = tl.constexpr(2048)
-LOW, HIGH, BASE, NUM_BETWEEN, LIMIT = map(tl.constexpr, range(5))
+GUESS = tl.constexpr(GUESS_WORDS)
+LOW, HIGH, BY_MASS = map(tl.constexpr, range(3))
+ORIGIN, UNIT, SAMPLED_TOP = map(tl.constexpr, range(3))
+SHIFT = tl.constexpr(23 - 3)  # of a float's bits: 8 bins before their width doubles
+BEFORE_1 = tl.constexpr((127 << 3) - 1)
+LAST_UNIT = tl.constexpr(14.0)  # where the last bin begins
+UNIT_OF_MASKED = tl.constexpr(15 / 16)
+SECOND_UNIT = tl.constexpr(9 / 8)
+NUM_SAMPLED = tl.constexpr(4096)
+CROWD = tl.constexpr(64)  # of the sample: more than chance is
+RUN = tl.constexpr(8)  # ids of 32 bytes, the least that is read
+TILE_ROWS, COLUMNS, TILE = map(tl.constexpr, (4, 1024, 4096))
+MOST_NATS = tl.constexpr(80.0)
+SLOW_TILE = tl.constexpr(2048)
 MASS_UNIT = tl.constexpr(2.0**40)  # as in the CPU's cuts
 MASSLESS = tl.constexpr(0x41E00000)  # key of 28: exp(-28) is below one unit of mass
 INFINITE = tl.constexpr(0x7F800000)
+FRACTION = tl.constexpr(0x7FFFFF)
 NO_KEY = tl.constexpr(0x7FFFFFFF)
+LEAST = tl.constexpr(-3e38)
+FAR = tl.constexpr(-1e30)  # in place of no least logit; a temperature divides it without overflow
 
 
 @triton.jit
@@ -53,7 +66,15 @@ def row_top(top_ptr, C: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
-def load_logits(logits_ptr, adjusted_ptr, ids, adjusted, V: tl.constexpr):
+def tile_at(first):
+    """Ids of a tile from the first on; its rows are in the registers of the same threads."""
+    return first + tl.arange(0, TILE_ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit
+def load_logits(row, ids, V: tl.constexpr):
+    """Logits of these ids, as they came or processed; beyond the vocabulary below all others."""
+    logits_ptr, adjusted_ptr, adjusted = row
     if adjusted:
         logits = tl.load(adjusted_ptr + ids, mask=ids < V, other=-float("inf"))
     else:
@@ -62,21 +83,41 @@ def load_logits(logits_ptr, adjusted_ptr, ids, adjusted, V: tl.constexpr):
 
 
 @triton.jit
-def row_of(sample, logits_ptr, adjusted_ptr, flags, word_ptr, top, V: tl.constexpr):
-    """What keys are made of: logits as they came and processed, which of them, maximum, divisor."""
+def row_of(sample, logits_ptr, adjusted_ptr, flags, V: tl.constexpr):
+    """A row's logits as they came and processed, and which of them count."""
     start = sample.to(tl.int64) * V
-    adjusted = (flags & ADJUSTED) != 0
-    temperature = load_float(word_ptr + TEMPERATURE)
-    return logits_ptr + start, adjusted_ptr + start, adjusted, top, temperature
+    return logits_ptr + start, adjusted_ptr + start, (flags & ADJUSTED) != 0
 
 
 @triton.jit
-def load_keys(row, ids, V: tl.constexpr):
+def _divided(differences, temperature, FAST: tl.constexpr):
+    """Differences by the temperature, rounded as a division.
+
+    The remainder corrects the product with the inverse to the nearest quotient, unless all bits of
+    the divisor's fraction are set (Markstein, 1990); that takes half of a division's instructions.
+    """
+    divisor = tl.zeros_like(differences) + temperature
+    if FAST and (temperature.to(tl.int32, bitcast=True) & FRACTION) != FRACTION:
+        inverse = tl.div_rn(1.0, temperature)
+        about = differences * inverse
+        nearest = tl.fma(tl.fma(-about, divisor, differences), inverse, about)
+        quotients = tl.where(about == -float("inf"), about, nearest)
+    else:
+        quotients = tl.div_rn(differences, divisor)
+    return quotients
+
+
+@triton.jit
+def key_of(logits, top, temperature, FAST: tl.constexpr = False):
+    """Keys of logits."""
+    scaled = _divided(logits - top, temperature, FAST)
+    return scaled.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def load_keys(row, ids, top, temperature, V: tl.constexpr, FAST: tl.constexpr = False):
     """Keys of these ids; beyond the vocabulary above all others."""
-    logits_ptr, adjusted_ptr, adjusted, top, temperature = row
-    logits = load_logits(logits_ptr, adjusted_ptr, ids, adjusted, V)
-    scaled = tl.div_rn(logits - top, tl.zeros_like(logits) + temperature)
-    return tl.where(ids < V, scaled.to(tl.int32, bitcast=True) & 0x7FFFFFFF, NO_KEY)
+    return tl.where(ids < V, key_of(load_logits(row, ids, V), top, temperature, FAST), NO_KEY)
 
 
 @triton.jit
@@ -86,124 +127,223 @@ def first_high(by_mass):
 
 
 @triton.jit
-def first_pivots(high):
-    """Where thresholds of real models lie; 14 and more below the maximum is rare."""
-    pivot = tl.arange(0, K)
-    value = tl.where(pivot == 0, 0.5, 1.0)
-    value = tl.where(pivot == 2, 2.0, value)
-    value = tl.where(pivot == 3, 3.0, value)
-    value = tl.where(pivot == 4, 4.5, value)
-    value = tl.where(pivot == 5, 7.0, value)
-    value = tl.where(pivot == 6, 14.0, value)
-    keys = value.to(tl.float32).to(tl.int32, bitcast=True)
-    return tl.where(pivot == K - 1, high, keys)
-
-
-@triton.jit
-def even_pivots(low, high):
-    """The bracket in equal steps: of keys, which within an octave is of values, and of values
-    where it reaches down to 0."""
-    pivot = tl.arange(0, K)
-    steps = (high - low).to(tl.int64) * (pivot + 1) // K
-    keys = low + steps.to(tl.int32)
-    share = (pivot + 1).to(tl.float32) * (1.0 / K)
-    values = tl.minimum(high, MASSLESS).to(tl.float32, bitcast=True) * share
-    keys = tl.where(low == 0, values.to(tl.int32, bitcast=True), keys)
-    return tl.where(pivot == K - 1, high, keys)
-
-
-@triton.jit
-def is_wide(low, high, base, between, from_zero, M: tl.constexpr):
-    """Whether the ids that have to be gathered are still too many."""
-    held = between + tl.where(from_zero, base, 0)
-    return (held > M) & (high - low > 1)
+def load_bracket(state_ptr):
+    """Low, high, and whether sums are of mass."""
+    by_mass = tl.load(state_ptr + BY_MASS) != 0
+    return tl.load(state_ptr + LOW), tl.load(state_ptr + HIGH), by_mass
 
 
 @triton.jit
 def goes_on(flags, word_ptr, M: tl.constexpr):
     """Whether top_p is to be searched for among the few ids that top_k keeps."""
-    return (
-        ((flags & CUTS_TOP_P) != 0) & ((flags & CUTS_TOP_K) != 0) & (tl.load(word_ptr + TOP_K) <= M)
-    )
+    both = ((flags & CUTS_TOP_P) != 0) & ((flags & CUTS_TOP_K) != 0)
+    return both & (tl.load(word_ptr + TOP_K) <= M)
 
 
 @triton.jit
-def _load_bracket(state_ptr):
-    """Low, high, sum below low, ids between, limit."""
-    low = tl.load(state_ptr + LOW).to(tl.int32)
-    high = tl.load(state_ptr + HIGH).to(tl.int32)
-    base = tl.load(state_ptr + BASE)
-    between = tl.load(state_ptr + NUM_BETWEEN)
-    limit = tl.load(state_ptr + LIMIT).to(tl.float64, bitcast=True)
-    return low, high, base, between, limit
+def _ordered(values):
+    """Integers in the order of floats, and back."""
+    bits = values.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def enter(
-    TURN: tl.constexpr,
-    num_rows: tl.constexpr,
-    sample,
-    word_ptr,
-    by_mass,
-    from_zero,
-    scratch,
-    C: tl.constexpr,
-    LANES: tl.constexpr,
-    M: tl.constexpr,
-):
-    """The bracket after the launch before: low, high, sum below low, ids between, limit.
+def _floats(ordered):
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
-    Every program of a row works this out for itself, and the row's first one keeps it.
+
+@triton.jit
+def _value_above(ordered, weights, wanted, low, high):
+    """About the largest value from which on upwards there is the wanted weight; at least `low`."""
+    for _ in range(16):
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        above = tl.sum(tl.where(ordered >= middle, weights, 0.0), axis=0)
+        low = tl.where(above >= wanted, middle, low)
+        high = tl.where(above >= wanted, high, middle)
+    return _floats(low)
+
+
+@triton.jit
+def guess(row, flags, word_ptr, guess_ptr, V: tl.constexpr):
+    """Lay the bins by a sample of the row: from a little below where its threshold would lie.
+
+    What comes of it decides how many candidates there are, and not which id is the last one kept.
     """
-    before_ptr = scratch.state_SL + (sample * LAUNCHES + TURN - 1) * STATE
-    if TURN == 1:
-        low = tl.zeros_like(sample)
-        high = first_high(by_mass)
-        base = tl.zeros_like(sample).to(tl.int64)
-        between = base + (M + 1)
-        limit = base.to(tl.float64)
-        pivots = first_pivots(high)
+    place = tl.arange(0, NUM_SAMPLED)
+    apart: tl.constexpr = max(V // (NUM_SAMPLED // RUN) // RUN * RUN, RUN)
+    ratio: tl.constexpr = V / min(V, NUM_SAMPLED)
+    values = load_logits(row, place // RUN * apart + place % RUN, V)
+    there = (values > LEAST) & (values < float("inf"))
+    top = tl.max(tl.where(there, values, LEAST), axis=0)
+    ordered = _ordered(tl.where(there, values, LEAST))
+    low = tl.min(tl.where(there, ordered, _ordered(top)), axis=0)
+    high = _ordered(top) + 1
+    weights = there.to(tl.float32)
+    crowd = _value_above(ordered, weights, CROWD, low, high)
+    if (flags & CUTS_TOP_K) == 0:
+        # the likeliest few are no sample: they weigh what the likeliest but few do
+        magnitudes = (top - tl.where(there, values, top)) / load_float(word_ptr + TEMPERATURE)
+        weights = tl.where(there, tl.exp(-magnitudes), 0.0)
+        most = tl.exp((crowd - top) / load_float(word_ptr + TEMPERATURE))
+        top_p = load_64(word_ptr + TOP_P).to(tl.float64, bitcast=True).to(tl.float32)
+        weights = tl.minimum(weights, most)
+        wanted = tl.sum(weights, axis=0) * (0.5 + 0.5 * top_p)
     else:
-        low, high, base, between, limit = _load_bracket(before_ptr)
-        pivots = even_pivots(low, high)
-    if is_wide(low, high, base, between, from_zero, M):
-        pivot = tl.arange(0, K)
-        part = tl.arange(0, LANES)
-        first = ((TURN - 1) % 2 * num_rows + sample) * (C * K)
-        place = first + part[:, None] * K + pivot[None, :]
-        there = (part[:, None] < C) & (pivot[None, :] < K)
-        counts = tl.sum(tl.load(scratch.counts_2SCK + place, mask=there, other=0), axis=0)
-        sums = counts.to(tl.int64)
-        if by_mass:
-            sums = tl.sum(tl.load(scratch.masses_2SCK + place, mask=there, other=0), axis=0)
-        sums += base
-        if TURN == 1:
-            limit = tl.load(word_ptr + TOP_K).to(tl.float64)
-            if by_mass:
-                total = tl.sum(tl.where(pivot == K - 1, sums, 0), axis=0)
-                limit = load_64(word_ptr + TOP_P).to(tl.float64, bitcast=True)
-                limit = limit * total.to(tl.float64)
-        under = (sums.to(tl.float64) < limit) & (pivot < K - 1)
-        num_under = tl.sum(under.to(tl.int32), axis=0)
-        last = pivot == num_under - 1
-        after = pivot == num_under
-        below = tl.sum(tl.where(last, counts, 0), axis=0)
-        between = (tl.sum(tl.where(after, counts, 0), axis=0) - below).to(tl.int64)
-        base = tl.where(num_under > 0, tl.sum(tl.where(last, sums, 0), axis=0), base)
-        low = tl.where(num_under > 0, tl.sum(tl.where(last, pivots, 0), axis=0), low)
-        high = tl.sum(tl.where(after, pivots, 0), axis=0)
-    if tl.program_id(0) == 0:
-        after_ptr = before_ptr + STATE
-        tl.store(after_ptr + LOW, low.to(tl.int64))
-        tl.store(after_ptr + HIGH, high.to(tl.int64))
-        tl.store(after_ptr + BASE, base)
-        tl.store(after_ptr + NUM_BETWEEN, between)
-        tl.store(after_ptr + LIMIT, limit.to(tl.int64, bitcast=True))
-    return low, high, base, between, limit
+        rank = tl.load(word_ptr + TOP_K).to(tl.float32) / ratio
+        wanted = rank + 3.0 * tl.sqrt(rank) + 2.0 * RUN
+    origin = _value_above(ordered, weights, wanted, low, high)
+    least = tl.maximum(tl.abs(top) * 2.0**-12, 2.0**-12)
+    unit = tl.maximum(tl.maximum(crowd - origin, (top - origin) / 8.0) / 8.0, least)
+    tl.store(guess_ptr + ORIGIN, origin)
+    tl.store(guess_ptr + UNIT, unit)
+    tl.store(guess_ptr + SAMPLED_TOP, top)
 
 
 @triton.jit
-def _bisect(keys, weights, low, high, base, limit):
+def units_of(logits, origin, per_unit):
+    """Where logits lie above the origin, as floats whose upper bits number the bins.
+
+    Bin 0 is of what is masked, bin 1 of what lies below the bins, and their beginning. The next
+    bins are 1/8 unit wide, those beyond the first unit twice that, those beyond the third four
+    times, and so on; in the last one is all above it too.
+    """
+    units = tl.minimum(tl.maximum((logits - origin) * per_unit + 1.0, 1.0), LAST_UNIT)
+    return tl.where(logits == -float("inf"), UNIT_OF_MASKED, units)
+
+
+@triton.jit
+def bin_of(logits, origin, per_unit):
+    """The number of the logits' bins."""
+    units = units_of(logits, origin, per_unit)
+    return (units.to(tl.int32, bitcast=True) >> SHIFT) - BEFORE_1
+
+
+@triton.jit
+def rough_mass(logits, sampled_top, temperature):
+    """Mass in float32, of which an id at the largest logit sampled has 1."""
+    return tl.exp(tl.minimum((logits - sampled_top) * (1.0 / temperature), MOST_NATS))
+
+
+@triton.jit
+def _begin_of(bins, origin, unit):
+    """The least logit of each bin."""
+    units = ((bins + BEFORE_1) << SHIFT).to(tl.float32, bitcast=True)
+    return tl.where(bins > 1, origin + (units - 1.0) * unit, FAR)
+
+
+@triton.jit
+def _at(bins, number, values):
+    """The value of this bin."""
+    return tl.sum(tl.where(bins == number, values, 0), axis=0)
+
+
+@triton.jit
+def _masses_of(bins, counts, begins, ends, top, top_bin, temperature):
+    """Of bins: the least mass that their ids may have, the most, and that if they lie evenly."""
+    least = tl.exp((tl.minimum(begins, top) - top) / temperature)
+    most = tl.exp((tl.minimum(ends, top) - top) / temperature)
+    width = (ends - begins) / temperature
+    even = tl.where(width > 1e-2, (most - least) / tl.maximum(width, 1e-2), (most + least) * 0.5)
+    # one id at least has the maximum
+    least = least * counts + tl.where(bins == top_bin, 1.0 - least, 0.0)
+    return least, tl.where(bins > 0, most * counts, 0.0), even * counts
+
+
+@triton.jit
+def _last_with(bins, holds):
+    """The likeliest bin of which it holds; the first if it does of none."""
+    return tl.max(tl.where(holds, bins, 0), axis=0)
+
+
+@triton.jit
+def _logit_at(bins, counts, above, begins, ends, count):
+    """Above which logit there are so many ids, if those of a bin lie evenly; within the bins."""
+    here = _last_with(bins, above + counts >= count)
+    share = (count - _at(bins, here, above)) / tl.maximum(_at(bins, here, counts), 1.0)
+    begin, end = _at(bins, here, begins), _at(bins, here, ends)
+    between = end - tl.minimum(tl.maximum(share, 0.0), 1.0) * (end - begin)
+    return tl.where(here > 1, between, end)
+
+
+@triton.jit
+def _by_mass(bins, counts, above, begins, ends, top, total, rest, top_bin, word_ptr):
+    """The first and the last bin where a threshold by mass may lie; ids before where it should."""
+    temperature = load_float(word_ptr + TEMPERATURE)
+    top_p = load_64(word_ptr + TOP_P).to(tl.float64, bitcast=True).to(tl.float32)
+    missing = 1.0 - top_p
+    least, most, even = _masses_of(bins, counts, begins, ends, top, top_bin, temperature)
+    least_from = tl.cumsum(least, axis=0, reverse=True)
+    most_from = tl.cumsum(most, axis=0, reverse=True)
+    least_below = tl.cumsum(least, axis=0) - least
+    most_below = tl.cumsum(most, axis=0) - most
+    first = _last_with(bins, missing * least_from >= top_p * most_below * (1.0 + 1e-5))
+    last = _last_with(bins, missing * most_from * (1.0 + 1e-5) >= top_p * least_below)
+    # from below, where bins are narrow
+    even = tl.where(bins > 1, even, tl.where(bins == 1, rest, 0.0))
+    below = tl.cumsum(even, axis=0) - even
+    here = _last_with(bins, below <= missing * total)
+    share = (missing * total - _at(bins, here, below)) / tl.maximum(_at(bins, here, even), 1e-30)
+    share = 1.0 - tl.minimum(tl.maximum(share, 0.0), 1.0)
+    return first, last, _at(bins, here, above) + share * _at(bins, here, counts)
+
+
+@triton.jit
+def bracket(counts, top, total, rest, flags, word_ptr, guess_ptr, M: tl.constexpr):
+    """From which key and below which one the candidates are, by the counts of a row's bins; and
+    whether what is searched by is mass.
+
+    All bins in which the threshold may lie, if there are few ids in them; else as many ids as there
+    is room for, around where it should lie.
+    """
+    bins = tl.arange(0, B)
+    origin, unit = tl.load(guess_ptr + ORIGIN), tl.load(guess_ptr + UNIT)
+    begins = _begin_of(bins, origin, unit)
+    ends = tl.where(bins < B - 1, _begin_of(bins + 1, origin, unit), top)
+    ends = tl.maximum(tl.minimum(ends, top), begins)
+    counts = counts.to(tl.float32)
+    above = tl.cumsum(counts, axis=0, reverse=True) - counts
+    centre = tl.load(word_ptr + TOP_K).to(tl.float32)
+    first = _last_with(bins, above + counts >= centre)
+    last = first
+    # where masks leave fewer ids than top_k would, it takes none away
+    by_mass = ((flags & CUTS_TOP_K) == 0) | (((flags & CUTS_TOP_P) != 0) & (first == 0))
+    temperature = load_float(word_ptr + TEMPERATURE)
+    if by_mass:
+        to_unit = tl.exp((tl.load(guess_ptr + SAMPLED_TOP) - top) / temperature)
+        total, rest = total * to_unit, rest * to_unit
+        top_bin = bin_of(top, origin, 1.0 / unit)
+        first, last, centre = _by_mass(
+            bins, counts, above, begins, ends, top, total, rest, top_bin, word_ptr
+        )
+    most_ids, fewest = _at(bins, first, above + counts), _at(bins, last, above)
+    begin, end = _at(bins, first, begins), _at(bins, last, ends)
+    if most_ids - fewest > M:
+        room: tl.constexpr = M * 7 // 16
+        lower = _logit_at(bins, counts, above, begins, ends, centre + room)
+        upper = _logit_at(bins, counts, above, begins, ends, tl.maximum(centre - room, 0.0))
+        begin, end = tl.maximum(begin, lower), tl.minimum(end, upper)
+    low, high = _keys_between(begin, end, origin, unit, top, temperature)
+    high = tl.minimum(high, first_high(by_mass))
+    low = tl.minimum(low, high - 1)
+    from_zero = (not by_mass) & goes_on(flags, word_ptr, M) & (most_ids <= M)
+    low = tl.where(from_zero, 0, low)
+    is_masked = (not by_mass) & (first == 0)
+    low, high = tl.where(is_masked, INFINITE, low), tl.where(is_masked, INFINITE + 1, high)
+    return low, high, by_mass
+
+
+@triton.jit
+def _keys_between(begin, end, origin, unit, top, temperature):
+    """Keys of logits from `begin` to `end`, and a little more, since ends of bins are rounded."""
+    begin -= (tl.abs(begin) + tl.abs(origin) + tl.abs(begin - origin) * 4.0 + unit) * 2.0**-22
+    end += (tl.abs(end) + tl.abs(origin) + tl.abs(end - origin) * 4.0 + unit) * 2.0**-22
+    low = key_of(tl.minimum(end, top), top, temperature)
+    high = key_of(tl.minimum(tl.maximum(begin, FAR), top), top, temperature) + 1
+    return low, tl.where(begin <= FAR, INFINITE, high)
+
+
+@triton.jit
+def bisect(keys, weights, low, high, base, limit):
     """The largest key in the bracket with less than the limit before it."""
     while high - low > 1:
         middle = low + (high - low) // 2
@@ -215,80 +355,25 @@ def _bisect(keys, weights, low, high, base, limit):
 
 
 @triton.jit
-def _sum_row(row, low, middle, by_mass, V: tl.constexpr):
-    sums = tl.zeros([TILE], tl.int64)
-    for first in range(0, V, TILE):
-        ids = first + tl.arange(0, TILE)
-        keys = load_keys(row, ids, V)
+def sum_row(row, top, temperature, low, middle, by_mass, V: tl.constexpr):
+    """How many of a row's keys are from low up to the middle, or their mass."""
+    sums = tl.zeros([SLOW_TILE], tl.int64)
+    for first in range(0, V, SLOW_TILE):
+        ids = first + tl.arange(0, SLOW_TILE)
+        keys = load_keys(row, ids, top, temperature, V)
         weights = tl.where(by_mass, mass(keys), 1)
         sums += tl.where((keys >= low) & (keys < middle), weights, 0)
     return tl.sum(sums, axis=0)
 
 
 @triton.jit
-def _bisect_row(row, low, high, base, limit, by_mass, V: tl.constexpr):
-    """The same over a whole row: rare, and slow."""
+def bisect_row(row, top, temperature, low, high, base, limit, by_mass, V: tl.constexpr):
+    """As `bisect`, over a whole row: rare, and slow."""
     start = low
     while high - low > 1:
         middle = low + (high - low) // 2
-        below = base + _sum_row(row, start, middle, by_mass, V)
+        below = base + sum_row(row, top, temperature, start, middle, by_mass, V)
         under = below.to(tl.float64) < limit
         low = tl.where(under, middle, low)
         high = tl.where(under, high, middle)
     return low
-
-
-@triton.jit
-def settle(
-    logits_ptr,
-    adjusted_ptr,
-    scratch,
-    keep_ptr,
-    row_top_ptr,
-    rows,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    LANES: tl.constexpr,
-    M: tl.constexpr,
-    TURN: tl.constexpr,
-):
-    sample = tl.program_id(0)
-    slot, word_ptr, flags = settings_of(sample, rows)
-    if (slot >= 0) & ((flags & CUT) != 0):
-        top = row_top(scratch.top_SC + sample * C, C, LANES)
-        tl.store(row_top_ptr + sample, top)
-        if (flags & (CUTS_TOP_K | CUTS_TOP_P)) != 0:
-            row = row_of(sample, logits_ptr, adjusted_ptr, flags, word_ptr, top, V)
-            place = (sample * LAUNCHES + TURN) * STATE
-            low, high, base, between, limit = _load_bracket(scratch.state_SL + place)
-            top_p = load_64(word_ptr + TOP_P).to(tl.float64, bitcast=True)
-            by_mass = (flags & CUTS_TOP_K) == 0
-            from_zero = goes_on(flags, word_ptr, M)
-            held = between + tl.where(from_zero, base, 0)
-            p_is_left = ((flags & CUTS_TOP_P) != 0) & ((flags & CUTS_TOP_K) != 0)
-            if held <= M:
-                candidate = tl.arange(0, M)
-                there = candidate < held
-                keys = tl.load(
-                    scratch.candidates_SM + sample * M + candidate, mask=there, other=NO_KEY
-                )
-                weights = tl.where(by_mass, mass(keys), 1)
-                weights = tl.where(there, weights, 0)
-                base = tl.where(from_zero, 0, base)
-                low = _bisect(keys, weights, low, high, base, limit)
-                if from_zero:
-                    kept = tl.where(keys <= low, mass(keys), 0)
-                    limit = top_p * tl.sum(kept, axis=0).to(tl.float64)
-                    high = tl.minimum(low + 1, MASSLESS)
-                    low = _bisect(keys, kept, tl.zeros_like(low), high, tl.zeros_like(base), limit)
-                    p_is_left = flags < 0
-            else:
-                low = _bisect_row(row, low, high, base, limit, by_mass, V)
-            if p_is_left:
-                zero = tl.zeros_like(low)
-                high = tl.minimum(low + 1, MASSLESS)
-                total = _sum_row(row, zero, high, p_is_left, V)
-                limit = top_p * total.to(tl.float64)
-                base = tl.zeros_like(base)
-                low = _bisect_row(row, zero, high, base, limit, p_is_left, V)
-            tl.store(keep_ptr + sample, low)
