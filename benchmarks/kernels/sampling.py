@@ -29,7 +29,7 @@ from services.compute.kernels.logits_processors import ProcessorTables, process_
 from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
 from services.compute.kernels.sample import SampleScratch, sample_tokens
 from services.compute.kernels.slot_words import NUM_WORDS, MaskRows, ProcessedLogits, SampleRows
-from services.compute.kernels.step_buffers import NUM_SAMPLES
+from services.compute.kernels.step_buffers import NUM_SAMPLES, Resident
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
 from services.compute.sampling.slots import slot_words
 from services.compute.step import SlotDelta
@@ -111,8 +111,8 @@ class Bench:
         self, sampling: SamplingParams, shaped: ProcessedLogits | None
     ) -> list[Callable[[], None]]:
         """From the logits, or from what was cut of the first of them."""
-        last = torch.zeros_like(self.slots)
-        where = (self.rows(sampling), shaped, None, self.scratch(), last, self.result)
+        resident = Resident.make(len(self.slots), 1, NUM_WORDS, torch.device("cuda"))
+        where = (self.rows(sampling), shaped, None, self.scratch(), resident, self.result)
         return [partial(sample_tokens, logits, *where) for logits in self.logits]
 
     def cuts(self, sampling: SamplingParams, spread: float) -> list[Callable[[], None]]:

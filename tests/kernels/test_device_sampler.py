@@ -98,7 +98,7 @@ def test_structured_rows_draw_what_the_cpu_draws_under_the_same_masks(device: to
     ours = sampler_of(step, device, VOCAB_SIZE)
     theirs = Sampler(NUM_SLOTS, VOCAB_SIZE)
     take_slots(theirs, step.deltas, VOCAB_SIZE)
-    assert variant_of(flags_of(step.deltas), 1) is Variant.FULL
+    assert variant_of(flags_of(step.deltas), 1) >= Variant.ADJUSTED
     packed = np.full(len(ours.masks.packed), 10**9, dtype=np.int32)  # rows that nobody looks at
     for turn in range(3):
         logits = random_logits(14, VOCAB_SIZE, 20 + turn, device)
@@ -181,7 +181,7 @@ def test_a_row_past_its_min_tokens_is_no_longer_adjusted(device: torch.device) -
     theirs = Sampler(NUM_SLOTS, VOCAB_SIZE)
     take_slots(theirs, step.deltas, VOCAB_SIZE)
     logits = random_logits(2, VOCAB_SIZE, 9, device)
-    for variant, index in ((Variant.FULL, 3), (Variant.FULL, 4), (Variant.CUTS, 4)):
+    for variant, index in ((Variant.ADJUSTED, 3), (Variant.FULL, 4), (Variant.CUTS, 4)):
         step.choose([0, 1], [index] * 2)
         result = sampler.launch(variant, logits, 2)
         sampled = theirs.sample(logits.clone().cpu(), as_int64([0, 1]), as_int64([index] * 2))
@@ -195,7 +195,7 @@ def test_what_is_drawn_counts_for_the_next_step(device: torch.device) -> None:
     step.choose([0], [3])
     logits = torch.zeros(1, VOCAB_SIZE, device=device)
     logits[0, 10], logits[0, 20] = 1.0, 0.5
-    drawn = [int(sampler.launch(Variant.FULL, logits, 1)[0, 0]) for _ in range(5)]
+    drawn = [int(sampler.launch(Variant.ADJUSTED, logits, 1)[0, 0]) for _ in range(5)]
     assert drawn == [10, 20, 10, 0, 1]
 
 
@@ -234,11 +234,12 @@ def test_a_step_takes_the_smallest_variant_that_serves_all_its_samples(
     variant = partial(variant_of, flags_of(make_step(settings, VOCAB_SIZE, device).deltas))
     assert variant(0, 1, 3) is Variant.PLAIN
     assert variant(0, 2) is Variant.CUTS
-    assert variant(2, 4) is Variant.FULL
+    assert variant(2, 4) is Variant.ADJUSTED
+    assert variant(4, 5) is Variant.FULL
     assert variant(5) is Variant.FULL
-    assert variant(6, index=3) is Variant.FULL
+    assert variant(6, index=3) is Variant.ADJUSTED
     assert variant(6, index=4) is Variant.PLAIN
-    assert variant(6) is Variant.FULL
+    assert variant(6) is Variant.ADJUSTED
 
 
 def test_more_bias_than_there_is_room_for_is_refused() -> None:

@@ -76,13 +76,13 @@ class DeviceSampler:
         The results lie where they lay last time. Reads the logits, float32, without changing
         them; allocates nothing and waits for nothing, so that it can be captured.
         """
-        plain, full = variant is Variant.PLAIN, variant is Variant.FULL
+        plain = variant is Variant.PLAIN
         logits_SV = logits_SV[:num_samples_bucket]
         if logits_SV.dtype != torch.float32 or not logits_SV.is_contiguous():
             raise ValueError("the sampler takes contiguous float32 logits")
         result_SW = self.result(variant)[:num_samples_bucket]
         rows, shaped = self._rows, self._shaped
-        if full:
+        if variant >= Variant.ADJUSTED:
             process_logits(logits_SV, rows, self._tables, self.masks, shaped)
         if not plain:
             top_k_top_p(logits_SV, rows, self._cuts, shaped)
@@ -95,7 +95,7 @@ class DeviceSampler:
             self._resident,
             result_SW,
         )
-        if full:
+        if variant is Variant.FULL:
             logprobs(logits_SV, rows, self._scores, result_SW)
         return result_SW
 

@@ -153,7 +153,8 @@ class Variant(IntEnum):
 
     PLAIN = 0  # greedy or temperature only
     CUTS = 1  # top_k, top_p and min_p as well: what most models' own defaults ask for
-    FULL = 2  # penalties, bias, early stops, masks and logprobs as well
+    ADJUSTED = 2  # penalties, bias, early stops and masks as well
+    FULL = 3  # logprobs as well
 
 
 class SlotFlags:
@@ -178,8 +179,10 @@ class SlotFlags:
         if not is_lasting:
             flags = np.where(indices < self._min_tokens[slots], flags, flags & ~words.HAS_STOPS)
             all_flags = int(np.bitwise_or.reduce(flags, initial=0))
-        if all_flags & (words.ADJUSTED | words.SCORED):
+        if all_flags & words.SCORED:
             return Variant.FULL, is_lasting
+        if all_flags & words.ADJUSTED:
+            return Variant.ADJUSTED, is_lasting
         return Variant.CUTS if all_flags & words.CUT else Variant.PLAIN, is_lasting
 
 

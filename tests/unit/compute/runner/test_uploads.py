@@ -165,8 +165,8 @@ def test_a_steady_step_is_a_header_until_a_slot_has_another_owner() -> None:
         assert step.header[VARIANT] == Variant.PLAIN
     penalised = replace(GREEDY, presence_penalty=1.0)
     slot_rows, _ = slots_of([SlotDelta(int(plan.row_slot[2]), 1, penalised, 0, ())], 500)
-    assert StepUpload.read(packed(again, slot_rows, packer)).header[VARIANT] == Variant.FULL
-    assert StepUpload.read(packed(again, packer=packer)).header[VARIANT] == Variant.FULL
+    assert StepUpload.read(packed(again, slot_rows, packer)).header[VARIANT] == Variant.ADJUSTED
+    assert StepUpload.read(packed(again, packer=packer)).header[VARIANT] == Variant.ADJUSTED
 
 
 def test_early_stops_are_looked_at_in_every_step() -> None:
@@ -179,7 +179,7 @@ def test_early_stops_are_looked_at_in_every_step() -> None:
         header = StepUpload.read(packed(plan, slot_rows, packer)).header
         variants.append(header[VARIANT])
         slot_rows = NO_SLOT_ROWS
-    assert variants == [Variant.FULL, Variant.PLAIN, Variant.PLAIN]
+    assert variants == [Variant.ADJUSTED, Variant.PLAIN, Variant.PLAIN]
 
 
 def test_rows_are_kept_over_a_step_without_rows() -> None:
