@@ -7,6 +7,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from ctypes import addressof, c_byte
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +132,17 @@ def bits_of(ids: Iterable[int], vocab_size: int) -> Int32Array:
     return np.packbits(there, bitorder="little").view(np.int32)
 
 
+def _words_of(ids: Iterable[int], everything_W: Int32Array) -> tuple[tuple[int, int], ...]:
+    """Return the words of a mask where it has bits of these tokens; most have a few tokens only."""
+    mask_W = bits_of(ids, 32 * len(everything_W)) & everything_W
+    words = np.flatnonzero(mask_W)
+    return tuple(zip(words.tolist(), mask_W[words].tolist(), strict=True))
+
+
+def _allows_any(mask_W: Int32Array) -> bool:
+    return bool(mask_W.view(np.bool_).any())  # of bytes it stops at the first
+
+
 class TokenRules:
     """The rules of one sequence that need no grammar: allowed ids, banned sequences, its ends."""
 
@@ -146,9 +158,9 @@ class TokenRules:
         may = bits_of(allowed, vocab_size) & everything_W if allowed else everything_W
         single = bits_of((sequence[0] for sequence in banned if len(sequence) == 1), vocab_size)
         self._may: Int32Array | None = may & ~single if allowed or single.any() else None
-        self._eos = bits_of(start.eos_ids, vocab_size) & everything_W
-        self._ends = self._eos | bits_of(start.stop_ids, vocab_size) & everything_W
-        self._ignored = self._eos if start.ignore_eos else None
+        self._eos = _words_of(start.eos_ids, everything_W)
+        self._ends = _words_of((*start.eos_ids, *start.stop_ids), everything_W)
+        self._ignored = self._eos if start.ignore_eos else ()
         self._min_tokens = start.min_tokens
         # Of the longer ones, by the token before their last.
         self._banned_after: dict[int, list[tuple[int, ...]]] = {}
@@ -174,14 +186,19 @@ class TokenRules:
         if self._tail:
             self._ban(mask_W)
         if accepting:
-            mask_W |= self._ends
+            for word, bits in self._ends:
+                mask_W[word] |= bits
         else:
-            mask_W &= ~self._eos
+            for word, bits in self._eos:
+                mask_W[word] &= ~bits
         held_back = self._ends if index < self._min_tokens else self._ignored
-        if held_back is not None:
-            others = mask_W & ~held_back
-            if others.any():
-                mask_W[:] = others
+        if held_back:
+            before = [int(mask_W[word]) for word, _ in held_back]
+            for word, bits in held_back:
+                mask_W[word] &= ~bits
+            if not _allows_any(mask_W):
+                for (word, _), bits in zip(held_back, before, strict=True):
+                    mask_W[word] = bits
 
     def _ban(self, mask_W: Int32Array) -> None:
         tail = tuple(self._tail)
@@ -247,12 +264,12 @@ class SequenceMatcher:
         if grammar is None:
             np.copyto(mask_W, self._everything_W)
         else:
-            grammar.unsafe_compute_mask_ptr(mask_W.ctypes.data, mask_W.nbytes)
+            grammar.unsafe_compute_mask_ptr(addressof(c_byte.from_buffer(mask_W)), mask_W.nbytes)
             if grammar.is_error():
                 raise GrammarError(error_of(grammar))
             accepting = grammar.is_accepting()
         self._rules.apply(mask_W, accepting, len(self._outputs))
-        if not mask_W.any():
+        if not _allows_any(mask_W):
             raise GrammarError("no token of this model is allowed here")
 
 
