@@ -2,10 +2,7 @@
 
     python -m benchmarks.kernels cuts
 
-Predicted for 256 rows on an H200, µs, of top_p: guess 7, count 60, bracket 5, gather 80, settle 15.
-The first reading takes some 21 instructions an id of those of which 64 are done in a cycle and
-processor (compares, selects, logic): 50 µs; the second some 50 of any kind: 57 µs, and half as much
-again for waiting. The memory alone would take 29 µs each.
+What was predicted is in benchmarks/results/gpu_kernels.md.
 
 Logits of a step of random weights are flat: half of the vocabulary is kept. Peaked ones have a few
 ids far above the others, as most steps of a trained model.
@@ -15,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.sampling import PLAIN, SAMPLES, VOCAB_SIZE, Bench
+from services.compute.kernels import top_k_top_p
 
 WARM = replace(PLAIN, temperature=0.8)
 ASKED = {
@@ -34,7 +33,7 @@ PROFILED = 10
 
 
 def cases() -> Iterator[Case]:
-    """All that may be asked, of flat and of peaked logits; then the launches of top_p alone."""
+    """All that may be asked, of flat and of peaked logits; prints the launches of top_p alone."""
     for samples in SAMPLES:
         bench = Bench.make(samples)
         peaked = replace(bench, logits=tuple(as_trained(each) for each in bench.logits))
@@ -44,6 +43,16 @@ def cases() -> Iterator[Case]:
                 yield Case(f"{name} {shape} S={samples}", runs, 4.0 * samples * VOCAB_SIZE)
         for shape, logits in (("flat", bench), ("peaked", peaked)):
             print_launches(f"top_p 0.95 {shape} S={samples}", logits.cuts(ASKED["top_p 0.95"], 1.0))
+    for tiles in (1, 2, 4):
+        runs = [partial(in_tiles, tiles, run) for run in bench.cuts(ASKED["top_p 0.95"], 1.0)]
+        yield Case(f"top_p 0.95 flat S=256, {tiles} tiles", runs, 4.0 * 256 * VOCAB_SIZE)
+
+
+def in_tiles(tiles: int, run: Callable[[], None]) -> None:
+    """Let each program read so many tiles."""
+    before, top_k_top_p.TILES_OF_MANY = top_k_top_p.TILES_OF_MANY, tiles
+    run()
+    top_k_top_p.TILES_OF_MANY = before
 
 
 def as_trained(logits_SV: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,8 @@ L2 cache at S = 64 and below, as they do in serving.
 draw, greedy            5 /  14 /  35   reads the logits once; two launches
 draw, temperature 1     6 /  25 /  75   55 instructions of noise an id
 draw after a cut        6 /  14 /  40   noise only in parts with ids left
-cut, top_p, spread 3   15 /  55 / 180   6 launches: maximum, one that narrows, gathering, bisection
-cut, top_p, spread 1   19 / 100 / 370   as dummy weights give: up to three that narrow, 20 us each
-cut, top_k 50          15 /  40 / 120
+cut, top_p             22 /  50 / 165   5 launches, of which two read all (see cuts.py)
+cut, top_k 50          22 /  40 / 130
 adjust, penalties       4 /  20 /  70   reads logits and counts, writes logits
 adjust, mask of bits    4 /  15 /  55   reads logits and 16 KB of bits a row, writes logits
 logprobs, 20 of them   12 /  25 /  80   20 maxima of each part of 4096 ids
