@@ -156,11 +156,15 @@ class QuantizedAtLoad:
     def linear(
         self, names: Sequence[str], rows: Sequence[int], columns: int, cut: Cut = UNCUT
     ) -> Weight:
-        # cut afterwards: the numbers are those of the whole
-        return cut.of(self._quantized(names, rows, columns), self.dtype)
+        # What is cut before has the numbers of the whole, too: not inputs, of which a scale has
+        # many, nor rows of blocks.
+        said = self._stands_for
+        before = UNCUT if said is not None and said.block is not None else Cut(cut.rows)
+        behind = cut if before is UNCUT else Cut(inputs=cut.inputs)
+        weight = self._source.linear(names, rows, columns, before)
+        return behind.of(self._quantized(weight, names), self.dtype)
 
-    def _quantized(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
-        weight = self._source.linear(names, rows, columns)
+    def _quantized(self, weight: Weight, names: Sequence[str]) -> Weight:
         said = self._stands_for
         stays = said is not None and said.of_experts and ".experts." not in names[0]
         if isinstance(weight, Packed) or stays:

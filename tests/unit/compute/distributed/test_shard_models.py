@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from common.errors import ConfigError
+from common.gguf.folder import folder_of
 from services.compute.config import ComputeSettings
 from services.compute.models import weights
 from services.compute.runner.eager import load_eager
 from services.compute.runner.executor import Executor
 from services.compute.runner.packing_runner import PackingRunner
+from tests.gguf_files import GgufOptions, write_gguf
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.rank_threads import RankThreads
 from tests.unit.compute.distributed.served import (
@@ -129,6 +131,23 @@ def test_experts_in_mxfp4_are_split(load: Load, tmp_path: Path) -> None:
     FAMILIES["gpt-oss"].save(random_model("gpt-oss"), tmp_path)
     mxfp4_folder(tmp_path, tmp_path / "mxfp4")
     check(load, tmp_path / "mxfp4", SETTINGS, 2)
+
+
+def test_codes_of_gguf_files_are_split(load: Load, tmp_path: Path) -> None:
+    FAMILIES["llama"].model(intermediate_size=160).save_pretrained(tmp_path)
+    file = write_gguf(tmp_path, tmp_path / "model.gguf", GgufOptions("Q4_0"))
+    check(load, folder_of(file), SETTINGS, 2)
+
+
+def test_random_weights_in_place_of_blocks_have_the_scales_of_the_whole(
+    load: Load, tmp_path: Path
+) -> None:
+    """Parts begin within blocks."""
+    quantization = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    folder = save_config("llama", tmp_path, intermediate_size=160)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "quantization_config": quantization}))
+    check(load, folder, DUMMY, 2)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
