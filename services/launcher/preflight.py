@@ -152,6 +152,11 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
     except ModelError as error:
         raise ModelError(f"{folder}: {error}".replace(f"{folder}: {folder}", str(folder))) from None
     check_at_load(quantization, plan.value("compute", "quantization"))
+    if plan.num_ranks > shape.num_heads:
+        raise ConfigError(
+            f"--tensor-parallel-size {plan.num_ranks}: the model has {shape.num_heads} query "
+            "heads, of which each of its processes needs one; lower it"
+        )
     longest = shape.max_position_embeddings
     max_model_len = _whole(plan, "max_model_len")
     if max_model_len > longest:

@@ -222,6 +222,12 @@ def test_a_config_that_cannot_be_served_is_named_with_its_file(
     assert said in message
 
 
+def test_a_model_with_fewer_query_heads_than_ranks_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, num_attention_heads=4, num_key_value_heads=2)
+    said = refused(plan_of({"compute": {"tensor_parallel_size": 8}}), folder, SERVER)
+    assert said.startswith("--tensor-parallel-size 8: the model has 4 query heads")
+
+
 def test_a_config_that_is_no_json_is_named_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     said = refused(plan_of(), tmp_path, SERVER)
