@@ -123,7 +123,11 @@ class ModelLoader:
 
     @property
     def formats(self) -> dict[AttentionSpan, LayerFormat]:
-        """How a layer's keys and values lie in a page, by its span.
+        """How a layer's keys and values lie in a page, by its span."""
+        return self._formats(self.heads)
+
+    def _formats(self, heads: HeadPart) -> dict[AttentionSpan, LayerFormat]:
+        """Of a rank with these heads.
 
         Layers that see a part stay as they are, beside those that see all: they hold few positions
         of a long text, so that there is little to save.
@@ -134,7 +138,7 @@ class ModelLoader:
             width, latent_dim = model.latent.entry_dim, model.latent.latent_dim
             sizes = (1, self.settings.page_tokens, width, self.dtype)
             return {FULL: LayerFormat(*sizes, entry, latent_dim)}
-        sizes = (len(self.heads.kv), self.settings.page_tokens, model.head_dim, self.dtype)
+        sizes = (len(heads.kv), self.settings.page_tokens, model.head_dim, self.dtype)
         return {
             span: LayerFormat(*sizes, entry if span.is_full or FULL not in spans else self.dtype)
             for span in spans
@@ -142,7 +146,10 @@ class ModelLoader:
 
     @property
     def layout(self) -> CacheLayout:
-        sizes = {span: form.num_bytes for span, form in self.formats.items()}
+        """That of rank 0, which has as many heads as any: page tables are all ranks'."""
+        shape, first = self.config.shape, Shard(0, self.ranks.size)
+        formats = self._formats(first.heads(shape.num_heads, shape.num_kv_heads))
+        sizes = {span: form.num_bytes for span, form in formats.items()}
         return CacheLayout.of(self.config.spans, sizes)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from services.compute.config import ComputeSettings
 from services.compute.models import weights
 from services.compute.runner.eager import load_eager
 from services.compute.runner.executor import Executor
+from services.compute.runner.model_loader import Limits, ModelLoader
 from services.compute.runner.packing_runner import PackingRunner
 from tests.gguf_files import GgufOptions, write_gguf
 from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.distributed.rank_threads import RankThreads
+from tests.unit.compute.distributed.rank_threads import Meeting, RankThreads, ThreadRanks
 from tests.unit.compute.distributed.served import (
     DUMMY,
     GREEDY,
@@ -34,6 +36,8 @@ from tests.unit.compute.engine_server import Server
 from tests.unit.compute.models.family_models import FAMILIES, random_model
 from tests.unit.compute.quantization.checkpoints import FORMS, mxfp4_folder, quantize_folder
 from tests.unit.compute.tiny_models import make_model, save_model
+
+CPU = torch.device("cpu")
 
 Load = Callable[[Path, ComputeSettings, int], RankThreads]
 
@@ -106,6 +110,18 @@ def test_a_quantized_cache_is_split_by_heads(
     check(load, save_config("gemma 3", tmp_path), settings, 2)
 
 
+def test_all_ranks_lay_out_pages_alike(load: Load, tmp_path: Path) -> None:
+    """Of one token and one head an entry in 8 bits is padded more than of two."""
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    layers = {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4}
+    folder = save_config("gemma 3", tmp_path, **heads, **layers)
+    settings = DUMMY.model_copy(update={"kv_cache_dtype": "fp8", "page_tokens": 1})
+    ranks = load(folder, settings, 2)
+    groups = [each.spec().kv_groups for each in ranks.executors]
+    assert groups[0] == groups[1]
+    check(load, folder, settings, 2)
+
+
 FORMATS = [
     "fp8 of blocks", "compressed int8 of rows", "compressed int8 with zeros", "awq",
     "compressed int4 with zeros", "compressed nvfp4", "gptq in several act orders",
@@ -156,15 +172,20 @@ def test_weights_are_quantized_before_they_are_split(kind: str, load: Load, tmp_
     check(load, save_config("llama 3.2", tmp_path), settings, 2)
 
 
-def test_ranks_have_as_many_pages_as_the_one_with_the_fewest(load: Load, tmp_path: Path) -> None:
-    """Of three kv heads one rank has two, and pages that are twice as large."""
-    folder = save_config("llama", tmp_path, num_key_value_heads=3)
-    settings = DUMMY.model_copy(update={"swap_space": 0.01})
-    specs = [each.spec() for each in load(folder, settings, 2).executors]
-    sizes = [spec.kv_groups[0].page_bytes for spec in specs]
-    assert sizes[0] == 2 * sizes[1]
-    assert len({(spec.num_pages, spec.num_host_pages, spec.max_model_len) for spec in specs}) == 1
-    assert specs[0].num_host_pages * sizes[0] <= 0.01 * 2**30
+def test_ranks_have_as_many_pages_as_the_one_with_the_least_room(tmp_path: Path) -> None:
+    """With half of the kv heads, half of the room is for as many pages."""
+    folder, rooms = save_config("llama", tmp_path), [2_000_000, 1_000_000]
+    settings = SETTINGS.model_copy(update={"max_batched_token_mem": 0, "swap_space": 0.01})
+    meeting = Meeting(2)
+
+    def limits(rank: int) -> Limits:
+        loader = ModelLoader.read(folder, settings, CPU, ThreadRanks(rank, meeting))
+        return loader.limits(lambda: rooms[rank])
+
+    with ThreadPoolExecutor(2) as threads:
+        both = [*threads.map(limits, range(2))]
+    alone = ModelLoader.read(folder, settings, CPU).limits(lambda: 2_000_000)
+    assert both == [replace(alone, num_host_pages=2 * alone.num_host_pages)] * 2
 
 
 def test_a_prompt_is_scored_and_pages_are_swapped_by_all_ranks(load: Load, tmp_path: Path) -> None:
