@@ -52,7 +52,8 @@ class RepeatedCalls:
         self._executor = executor
         self._launched: Any = None
         self._sampled: dict[int, Any] = {}  # by step
-        self._transfers: list[Any] = []
+        self._transfers: dict[int, Any] = {}  # under way, by number
+        self._num_transfers = 0
         self.num_steps = 0
         self.step_id = -1
 
@@ -76,9 +77,11 @@ class RepeatedCalls:
                 return executor.result(self._sampled.pop(frame.step_id))
             case _ if kind == TRANSFER:
                 pages = PagePairs(*np.split(ints[1:], 2))
-                self._transfers.append(executor.transfer(Direction(ints[0]), pages))
+                self._transfers[self._num_transfers] = executor.transfer(Direction(ints[0]), pages)
+                self._num_transfers += 1
             case _:
-                while not executor.transferred(self._transfers[ints[0]]):
+                ticket = self._transfers.pop(int(ints[0]))
+                while not executor.transferred(ticket):
                     time.sleep(POLL_S)
         return None
 

@@ -54,7 +54,8 @@ class RingMemory:
         self.fd = fd
         self.num_readers = num_readers
         head_bytes = 8 * _LINE * (1 + num_readers)
-        memory = mmap.mmap(fd, head_bytes + 4 * num_ints)
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # no page waits for its use
+        memory = mmap.mmap(fd, head_bytes + 4 * num_ints, flags)
         self.counts = memoryview(memory)[:head_bytes].cast("q")
         self.ints: Int32Array = np.frombuffer(memory, np.int32, num_ints, head_bytes)
 
@@ -96,7 +97,7 @@ class RingWriter:
         self.num_frames = 0
 
     def write(self, kind: int, ints: Int32Array) -> None:
-        self._head[:] = kind, len(ints)
+        self._head[0], self._head[1] = kind, len(ints)
         self._put(self._head)
         self._put(ints)
         self.num_frames += 1
