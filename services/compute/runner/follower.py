@@ -32,6 +32,7 @@ def work(frames: Iterator[bytes], leader: FrameWriter) -> int:
     start = FollowerStart.take(frames)
     if start is None:
         return 0
+    start.watch_leader()
     stderr = LineWriter(STDERR, log.warn_of_dropped)
     identity = log.Identity(start.process, start.telemetry)
     identity.take(stderr, rank=str(start.rank))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import threading
 import time
@@ -62,6 +63,19 @@ class FollowerStart(BaseModel):
     @property
     def store(self) -> str:
         return _path_of(self.store_fd)
+
+    def watch_leader(self) -> None:
+        """Have a thread kill a leader that is stopped, which ends this process, too."""
+        threading.Thread(target=self._watch_leader, name="leader", daemon=True).start()
+
+    def _watch_leader(self) -> None:
+        num_bad_looks = 0
+        while num_bad_looks < MAX_BAD_LOOKS:
+            time.sleep(LOOK_S)
+            num_bad_looks = num_bad_looks + 1 if is_stopped(self.leader_pid) else 0
+        structlog.get_logger().critical("the leader is stopped, and the group ends")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.leader_pid, signal.SIGKILL)
 
 
 def limits_of(spec: RunnerSpec) -> list[int]:

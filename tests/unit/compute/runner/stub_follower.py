@@ -20,6 +20,7 @@ def work(frames: Iterator[bytes], leader: FrameWriter) -> int:
     start = FollowerStart.take(frames)
     if start is None:
         return 0
+    start.watch_leader()
     does = start.folder.name
     if does == "loads long":
         time.sleep(60)

@@ -121,16 +121,22 @@ def test_a_start_that_fails_here_does_not_wait_for_those_that_load() -> None:
 
 
 LEADS = """
-import time
-from tests.unit.compute.runner.test_group import Group
-print(*Group("loads long").pids, flush=True)
+import sys, time
+from pathlib import Path
+from services.compute.config import ComputeSettings
+from services.compute.runner.group import FollowerGroup
+settings = ComputeSettings(tensor_parallel_size=2)
+group = FollowerGroup(Path("/m/loads long"), settings, module=sys.argv[1])
+print(group._followers[0].process.pid, flush=True)
 time.sleep(60)
 """
 
 
-def test_no_rank_outlives_its_leader() -> None:
-    with subprocess.Popen([sys.executable, "-c", LEADS], stdout=subprocess.PIPE) as leader:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_rank_outlives_its_leader_nor_waits_for_one_that_is_stopped(number: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEADS, STUB], stdout=subprocess.PIPE) as leader:
         assert leader.stdout is not None
         (pid,) = map(int, leader.stdout.readline().split())
-        leader.kill()
+        leader.send_signal(number)
+    assert leader.returncode == -signal.SIGKILL
     wait_until(lambda: not is_running(pid))
