@@ -4,6 +4,8 @@
     make chaos ARGS='--faults 50 --streams 24'          a short form of it
     make chaos ARGS='--device cuda --faults 20 --streams 32 --numbers 48 --minutes 3'
                                                         two computes on one GPU
+    make chaos ARGS='--device cuda --set tensor_parallel_size=2 --faults 20 --streams 32'
+                                                        two computes on two GPUs each
 
 First every answer is taken without a fault. Then each kind of fault comes once, with one and with
 two replicas of each service, and then faults at random moments on random targets. Every answer must
@@ -164,9 +166,9 @@ def _note_problems(chaos: Chaos, what: str, tally: Tally) -> None:
     chaos.failed += [f"{what}: {problem}" for problem in tally.problems]
 
 
-def signal_faults() -> list[tuple[str, str]]:
+def signal_faults(children: Sequence[str]) -> list[tuple[str, str]]:
     """Return what befalls one `slipstream serve`, in an order that lets each service rest."""
-    faults = [(kind, fault) for fault in (KILL, STOP) for kind in (*WORKERS, *CHILDREN)]
+    faults = [(kind, fault) for fault in (KILL, STOP) for kind in (*WORKERS, *children)]
     return faults + [(kind, TERM) for kind in (*WORKERS, "router")]
 
 
@@ -190,7 +192,9 @@ def strike_in_turn(chaos: Chaos, folder: Path, replicas: int) -> None:
     try:
         load = Load(StackRing(stack), KINDS, TOKENS[chaos.arguments.device], MODEL)
         load.learn(2 * len(KINDS))
-        fault_table(chaos, load, signal_faults(), 2 * len(KINDS))
+        is_split = "tensor_parallel_size" in dict(chaos.arguments.set)
+        faults = signal_faults((*CHILDREN, *["follower"] * is_split))
+        fault_table(chaos, load, faults, 2 * len(KINDS))
         if replicas > 1:
             kill_router(chaos, load, 2 * len(KINDS))
         end_stack(chaos, stack, replicas)

@@ -23,9 +23,16 @@ CHILDREN = {  # of a service: its module
     "tokenizer": ("pool process", "services.tokenizer.worker"),
     "router": ("parser", "services.router.json_child"),
 }
+FOLLOWER = "services.compute.runner.follower"  # of a compute, which ends with it
 KILL, STOP, TERM = "SIGKILL", "SIGSTOP", "SIGTERM"
 DROP, DOWN = "cut (drop)", "cut (down)"
-EXPECTED_ERRORS = ("died; starting it again", "hangs; killing it")
+EXPECTED_ERRORS = (
+    "died; starting it again",
+    "hangs; killing it",
+    "a rank is lost, and the group ends",
+    "the leader is stopped, and the group ends",
+    "rank failed",  # of one whose leader is gone
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ class StackRing:
         for name, pid in self.stack.pids().items():
             service = name.rpartition("-")[0]
             found.append(Target(name, service, (service,)))
+            if _children(pid, FOLLOWER):
+                found.append(Target(f"follower of {name}", "follower", (service,)))
             kind, module = CHILDREN.get(service, ("", ""))
             if module and _children(pid, module):
                 found.append(Target(f"{kind} of {name}", kind))
@@ -112,7 +121,7 @@ class StackRing:
 
     def faults(self, target: Target) -> tuple[str, ...]:
         """Return what can befall a target; a child ends by SIGTERM as by SIGKILL."""
-        return (KILL, STOP, TERM) if target.services else (KILL, STOP)
+        return (KILL, STOP, TERM) if target.kind in target.services else (KILL, STOP)
 
     def strike(self, target: Target, fault: str, now_s: float) -> Strike:
         """Send a signal to a process."""
@@ -120,8 +129,9 @@ class StackRing:
         pid = self.stack.pids()[name]
         if target.services:
             former = self._instance_ids()
+            struck = _children(pid, FOLLOWER)[0] if target.kind == "follower" else pid
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.Signals[fault])
+                os.kill(struck, signal.Signals[fault])
             return Strike(target, fault, now_s, lambda: self._is_back(name, pid, former))
         module = next(module for kind, module in CHILDREN.values() if kind == target.kind)
         child = _children(pid, module)[0]
