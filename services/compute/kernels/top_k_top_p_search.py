@@ -37,7 +37,8 @@ LAST_UNIT = tl.constexpr(14.0)  # where the last bin begins
 UNIT_OF_MASKED = tl.constexpr(15 / 16)
 SECOND_UNIT = tl.constexpr(9 / 8)
 NUM_SAMPLED = tl.constexpr(4096)
-CROWD = tl.constexpr(64)  # of the sample: more than chance is
+CROWD = tl.constexpr(64)  # of the sample: more than chance is, if they stand for
+MAX_CROWD = tl.constexpr(2048)  # ids of the row
 RUN = tl.constexpr(8)  # ids of 32 bytes, the least that is read
 TILE_ROWS, COLUMNS, TILE = map(tl.constexpr, (4, 1024, 4096))
 MOST_NATS = tl.constexpr(80.0)
@@ -179,7 +180,8 @@ def guess(row, flags, word_ptr, guess_ptr, V: tl.constexpr):
     low = tl.min(tl.where(there, ordered, _ordered(top)), axis=0)
     high = _ordered(top) + 1
     weights = there.to(tl.float32)
-    crowd = _value_above(ordered, weights, CROWD, low, high)
+    few: tl.constexpr = min(CROWD, max(MAX_CROWD * min(V, NUM_SAMPLED) // V, 2 * RUN))
+    crowd = _value_above(ordered, weights, few, low, high)
     if (flags & CUTS_TOP_K) == 0:
         # the likeliest few are no sample: they weigh what the likeliest but few do
         magnitudes = (top - tl.where(there, values, top)) / load_float(word_ptr + TEMPERATURE)
@@ -318,7 +320,7 @@ def bracket(counts, top, total, rest, flags, word_ptr, guess_ptr, M: tl.constexp
     most_ids, fewest = _at(bins, first, above + counts), _at(bins, last, above)
     begin, end = _at(bins, first, begins), _at(bins, last, ends)
     if most_ids - fewest > M:
-        room: tl.constexpr = M * 7 // 16
+        room: tl.constexpr = M // 4  # counts of wide bins are off by a few hundred
         lower = _logit_at(bins, counts, above, begins, ends, centre + room)
         upper = _logit_at(bins, counts, above, begins, ends, tl.maximum(centre - room, 0.0))
         begin, end = tl.maximum(begin, lower), tl.minimum(end, upper)
