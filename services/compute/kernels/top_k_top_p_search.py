@@ -184,19 +184,17 @@ def guess(row, flags, word_ptr, guess_ptr, V: tl.constexpr):
     crowd = _value_above(ordered, weights, few, low, high)
     if (flags & CUTS_TOP_K) == 0:
         # the likeliest few are no sample: they weigh what the likeliest but few do
-        magnitudes = (top - tl.where(there, values, top)) / load_float(word_ptr + TEMPERATURE)
-        weights = tl.where(there, tl.exp(-magnitudes), 0.0)
-        most = tl.exp((crowd - top) / load_float(word_ptr + TEMPERATURE))
+        beyond = tl.maximum(crowd - tl.where(there, values, crowd), 0.0)
+        weights = tl.where(there, tl.exp(-beyond / load_float(word_ptr + TEMPERATURE)), 0.0)
         top_p = load_64(word_ptr + TOP_P).to(tl.float64, bitcast=True).to(tl.float32)
-        weights = tl.minimum(weights, most)
         wanted = tl.sum(weights, axis=0) * (0.5 + 0.5 * top_p)
     else:
         rank = tl.load(word_ptr + TOP_K).to(tl.float32) / ratio
         wanted = rank + 3.0 * tl.sqrt(rank) + 2.0 * RUN
-    origin = _value_above(ordered, weights, wanted, low, high)
+    begin = _value_above(ordered, weights, wanted, low, high)
     least = tl.maximum(tl.abs(top) * 2.0**-12, 2.0**-12)
-    unit = tl.maximum(tl.maximum(crowd - origin, (top - origin) / 8.0) / 8.0, least)
-    tl.store(guess_ptr + ORIGIN, origin)
+    unit = tl.maximum(tl.maximum(crowd - begin, (top - begin) / 8.0) / 8.0, least)
+    tl.store(guess_ptr + ORIGIN, begin - unit / 8.0)  # the second bin's
     tl.store(guess_ptr + UNIT, unit)
     tl.store(guess_ptr + SAMPLED_TOP, top)
 
