@@ -265,7 +265,9 @@ class SequenceMatcher:
         if grammar is None:
             np.copyto(mask_W, self._everything_W)
         else:
-            grammar.unsafe_compute_mask_ptr(addressof(c_byte.from_buffer(mask_W)), mask_W.nbytes)
+            grammar.unsafe_compute_mask_ptr(
+                addressof(c_byte.from_buffer(mask_W.data)), mask_W.nbytes
+            )
             if grammar.is_error():
                 raise GrammarError(error_of(grammar))
             accepting = grammar.is_accepting()
