@@ -33,7 +33,7 @@ from services.compute.grammar.protocol import (
     pack_order,
     unpack_report,
 )
-from services.compute.grammar.sequences import StructuredSequences
+from services.compute.grammar.sequences import StructuredSequences, drawn_rows
 from services.compute.shares import ClientShare, Shares
 from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult
 
@@ -278,9 +278,10 @@ class GrammarManager:
                 self._send(order)
 
     def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
-        rows_R4 = self._sequences.advance(plan, result, skipped, self._clock())
+        rows_R4 = drawn_rows(plan, result, skipped)
         if len(rows_R4):
-            self._send(AcceptTokens(rows_R4))
+            self._send(AcceptTokens(rows_R4))  # first: the worker begins meanwhile
+            self._sequences.advance(rows_R4, self._clock())
 
     def look(self, plan: StepPlan) -> MaskStatus:
         return self._sequences.look(plan)

@@ -45,6 +45,7 @@ class StructuredSequences:
         self._sequences: dict[int, _Sequence] = {}
         self._failures: dict[tuple[int, int], Failure] = {}  # by slot and epoch
         self._seen_s: dict[tuple[int, int], float] = {}  # since when these masks are being made
+        self._asked: tuple[StepPlan, Int32Array, Int64Array] | None = None
         self._worked_s = 0.0  # when the worker was last seen to work
 
     def __len__(self) -> int:
@@ -68,18 +69,8 @@ class StructuredSequences:
             sequence.since_s = now_s
             yield _order(sequence)
 
-    def advance(
-        self, plan: StepPlan, result: StepResult, skipped: frozenset[int], now_s: float
-    ) -> Int32Array:
-        """Take the tokens of a step's structured samples; return the rows of `AcceptTokens`."""
-        drawn = (
-            [s for s in plan.structured if s not in skipped] if skipped else list(plan.structured)
-        )
-        if not drawn:
-            return _NONE
-        row = plan.sample_row[drawn]
-        columns = (plan.row_slot[row], plan.row_epoch[row], plan.sample_index[drawn])
-        rows_R4 = np.stack((*columns, result.tokens[drawn, 0]), axis=1)
+    def advance(self, rows_R4: Int32Array, now_s: float) -> None:
+        """Take the rows of `drawn_rows`."""
         for slot, epoch, index, token in rows_R4.tolist():
             sequence = self._sequences.get(slot)
             if sequence is None or sequence.delta.epoch != epoch or len(sequence.outputs) != index:
@@ -89,11 +80,10 @@ class StructuredSequences:
             sequence.num_deaths = 0
             if token in sequence.delta.stop_ids or index + 1 >= sequence.delta.sampling.max_tokens:
                 del self._sequences[slot]
-        return rows_R4
 
     def look(self, plan: StepPlan) -> MaskStatus:
         self._take_names()
-        slot_G, stamp_G = _wanted(plan)
+        slot_G, stamp_G = self._wanted(plan)
         stamps_PN = self._stamps_PN
         ready: BoolArray = (stamps_PN[0, slot_G] == stamp_G) | (stamps_PN[1, slot_G] == stamp_G)
         failures: dict[int, Failure] = {}
@@ -106,7 +96,7 @@ class StructuredSequences:
         return MaskStatus(ready, failures)
 
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
-        slot_G, stamp_G = _wanted(plan)
+        slot_G, stamp_G = self._wanted(plan)
         slot_G, stamp_G = slot_G[ready], stamp_G[ready]
         plane_G = (self._stamps_PN[0, slot_G] != stamp_G).astype(np.intp)
         bits_GW: Int32Array = self._memory.masks_PNW[plane_G, slot_G]
@@ -173,6 +163,16 @@ class StructuredSequences:
             slot_R, plane_R, epoch_R, index_R = rows_R4.T
             self._stamps_PN[plane_R, slot_R] = epoch_R.astype(np.int64) << 32 | index_R
 
+    def _wanted(self, plan: StepPlan) -> tuple[Int32Array, Int64Array]:
+        """Slots and stamps of the masks that a plan needs; it is asked about again and again."""
+        if self._asked is None or self._asked[0] is not plan:
+            structured = list(plan.structured)
+            row_G = plan.sample_row[structured]
+            epoch_G = plan.row_epoch[row_G].astype(np.int64)
+            stamp_G = epoch_G << 32 | plan.sample_index[structured]
+            self._asked = plan, plan.row_slot[row_G], stamp_G
+        return self._asked[1:]
+
     def _waiting(self, until_s: float) -> dict[int, _Sequence]:
         self._take_names()
         return {
@@ -191,11 +191,14 @@ class StructuredSequences:
         ]
 
 
-def _wanted(plan: StepPlan) -> tuple[Int32Array, Int64Array]:
-    structured = list(plan.structured)
-    row_G = plan.sample_row[structured]
-    epoch_G = plan.row_epoch[row_G].astype(np.int64)
-    return plan.row_slot[row_G], epoch_G << 32 | plan.sample_index[structured]
+def drawn_rows(plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> Int32Array:
+    """The rows of `AcceptTokens` for the tokens of a step's structured samples."""
+    drawn = [s for s in plan.structured if s not in skipped] if skipped else list(plan.structured)
+    if not drawn:
+        return _NONE
+    row = plan.sample_row[drawn]
+    columns = (plan.row_slot[row], plan.row_epoch[row], plan.sample_index[drawn])
+    return np.stack((*columns, result.tokens[drawn, 0]), axis=1)
 
 
 def _order(sequence: _Sequence) -> StartSequence:

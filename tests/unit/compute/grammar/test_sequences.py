@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from services.compute.grammar.protocol import MaskMemory, stamp
-from services.compute.grammar.sequences import StructuredSequences
+from services.compute.grammar.sequences import StructuredSequences, drawn_rows
+from services.compute.step import Int32Array, StepPlan, StepResult
 from tests.unit.compute.grammar.structured_plans import (
     GRAMMAR_SPEC,
     make_delta,
@@ -47,6 +48,18 @@ def masks(memory: MaskMemory) -> Masks:
     return Masks(memory)
 
 
+def advance(
+    sequences: StructuredSequences,
+    plan: StepPlan,
+    result: StepResult,
+    skipped: frozenset[int],
+    now_s: float,
+) -> Int32Array:
+    rows_R4 = drawn_rows(plan, result, skipped)
+    sequences.advance(rows_R4, now_s)
+    return rows_R4
+
+
 def test_only_structured_sequences_are_placed(sequences: StructuredSequences) -> None:
     deltas = [make_delta(0), make_delta(1, grammar_spec=None), make_delta(2, output_ids=(7, 8))]
     orders = list(sequences.place(deltas, 0.0))
@@ -80,7 +93,7 @@ def test_a_torn_mask_is_refused_until_it_is_named(
     list(sequences.place([make_delta(0)], 0.0))
     first, second = structured_plan((0, 1, 0)), structured_plan((0, 1, 1))
     masks.make(0, 1, 0, bits=5)
-    sequences.advance(first, make_result(9), NOTHING, 1.0)
+    advance(sequences, first, make_result(9), NOTHING, 1.0)
     memory.masks_PNW[0, 0, 1] = 6
     ready, _ = sequences.look(second)
     assert ready.tolist() == [False]
@@ -118,15 +131,15 @@ def test_the_mask_of_a_former_owner_or_another_token_is_none(
 def test_tokens_go_on_except_those_of_skipped_samples(sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(slot) for slot in range(3)], 0.0))
     plan = structured_plan((0, 1, 0), (3, 1, 5), (1, 1, 0), (2, 1, 0), structured=(0, 2, 3))
-    rows = sequences.advance(plan, make_result(11, 12, 13, 14), frozenset([2]), 1.0)
+    rows = advance(sequences, plan, make_result(11, 12, 13, 14), frozenset([2]), 1.0)
     assert rows.tolist() == [[0, 1, 0, 11], [2, 1, 0, 14]]
     assert [order.output_ids for order in sequences.all(2.0)] == [(11,), (), (14,)]
-    assert len(sequences.advance(plan, make_result(1, 1, 1, 1), frozenset([0, 2, 3]), 1.0)) == 0
+    assert len(advance(sequences, plan, make_result(1, 1, 1, 1), frozenset([0, 2, 3]), 1.0)) == 0
 
 
 def test_who_has_ended_is_not_placed_again(sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(0), make_delta(1, output_ids=(5,) * 9)], 0.0))
-    sequences.advance(structured_plan((0, 1, 0), (1, 1, 9)), make_result(2, 7), NOTHING, 1.0)
+    advance(sequences, structured_plan((0, 1, 0), (1, 1, 9)), make_result(2, 7), NOTHING, 1.0)
     assert list(sequences.all(2.0)) == []
     assert len(sequences) == 0
 
@@ -134,7 +147,7 @@ def test_who_has_ended_is_not_placed_again(sequences: StructuredSequences) -> No
 def test_a_token_of_a_former_owner_is_not_the_new_ones(sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(0, epoch=1)], 0.0))
     list(sequences.place([make_delta(0, epoch=2)], 0.0))
-    sequences.advance(structured_plan((0, 1, 0)), make_result(9), NOTHING, 1.0)
+    advance(sequences, structured_plan((0, 1, 0)), make_result(9), NOTHING, 1.0)
     (order,) = sequences.all(2.0)
     assert (order.epoch, order.output_ids) == (2, ())
 
@@ -218,7 +231,7 @@ def test_a_new_mask_is_waited_for_from_its_token_on(
     list(sequences.place([make_delta(0)], 0.0))
     masks.make(0, 1, 0)
     assert sequences.overdue(100.0) is False
-    sequences.advance(structured_plan((0, 1, 0)), make_result(7), NOTHING, 100.0)
+    advance(sequences, structured_plan((0, 1, 0)), make_result(7), NOTHING, 100.0)
     assert sequences.overdue(109.0) is False
     assert sequences.overdue(110.0) is True
 
@@ -243,5 +256,5 @@ def test_a_mask_that_comes_clears_the_suspicion(
         memory.thread_slots[0], memory.thread_stamps[0] = 0, stamp(1, 0)
         sequences.worker_died()
         plan = structured_plan((0, 1, index))
-        sequences.advance(plan, make_result(7), NOTHING, 1.0)
+        advance(sequences, plan, make_result(7), NOTHING, 1.0)
         assert sequences.look(plan).failures == {}
