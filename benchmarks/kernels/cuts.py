@@ -43,16 +43,19 @@ def cases() -> Iterator[Case]:
                 yield Case(f"{name} {shape} S={samples}", runs, 4.0 * samples * VOCAB_SIZE)
         for shape, logits in (("flat", bench), ("peaked", peaked)):
             print_launches(f"top_p 0.95 {shape} S={samples}", logits.cuts(ASKED["top_p 0.95"], 1.0))
-    for tiles in (1, 2, 4):
-        runs = [partial(in_tiles, tiles, run) for run in bench.cuts(ASKED["top_p 0.95"], 1.0)]
-        yield Case(f"top_p 0.95 flat S=256, {tiles} tiles", runs, 4.0 * 256 * VOCAB_SIZE)
+    for tiles, registers in ((1, 80), (2, 80), (4, 80), (2, 64), (2, 128)):
+        cuts = bench.cuts(ASKED["top_p 0.95"], 1.0)
+        runs = [partial(tuned, tiles, registers, run) for run in cuts]
+        name = f"top_p 0.95 flat S=256, {tiles} tiles, {registers} registers"
+        yield Case(name, runs, 4.0 * 256 * VOCAB_SIZE)
 
 
-def in_tiles(tiles: int, run: Callable[[], None]) -> None:
-    """Let each program read so many tiles."""
-    before, top_k_top_p.TILES_OF_MANY = top_k_top_p.TILES_OF_MANY, tiles
+def tuned(tiles: int, registers: int, run: Callable[[], None]) -> None:
+    """Let each program read so many tiles, with so many registers for a thread."""
+    before = top_k_top_p.TILES_OF_MANY, top_k_top_p.MAX_REGISTERS
+    top_k_top_p.TILES_OF_MANY, top_k_top_p.MAX_REGISTERS = tiles, registers
     run()
-    top_k_top_p.TILES_OF_MANY = before
+    top_k_top_p.TILES_OF_MANY, top_k_top_p.MAX_REGISTERS = before
 
 
 def as_trained(logits_SV: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,7 @@ MAX_CANDIDATES = 4096
 TILE_IDS = 4096
 FEW_SAMPLES = 96
 TILES_OF_MANY = 2
+MAX_REGISTERS = 80  # three programs of 256 threads on a processor
 
 
 class TopKTopPScratch(NamedTuple):
@@ -348,9 +349,11 @@ def top_k_top_p(
     }
     grid, by_row = (parts, num_samples), (num_samples,)
     _guess[by_row](*tensors, keep_S, rows, V=vocab_size, num_warps=8)
-    _count[grid](*tensors, rows, **split, maxnreg=80, num_warps=8)
+    _count[grid](*tensors, rows, **split, maxnreg=MAX_REGISTERS, num_warps=8)
     _bracket[by_row](scratch, top_S, rows, **merge, num_warps=1)
-    _gather[grid](*tensors, top_S, rows, **split, M=max_candidates, maxnreg=80, num_warps=8)
+    _gather[grid](
+        *tensors, top_S, rows, **split, M=max_candidates, maxnreg=MAX_REGISTERS, num_warps=8
+    )
     _settle[by_row](*tensors, keep_S, top_S, rows, V=vocab_size, **merge, num_warps=8)
 
 
