@@ -256,10 +256,11 @@ class FollowerGroup:
         num_handled = self._ring.num_handled(follower.rank - 1)
         is_behind = num_handled == follower.num_handled < self._num_done
         follower.num_handled = num_handled
-        is_bad = is_stopped(follower.process.pid) or (self._overlaps and is_behind)
+        stopped = is_stopped(follower.process.pid)
+        is_bad = stopped or (self._overlaps and is_behind)
         follower.num_bad_looks = follower.num_bad_looks + 1 if is_bad else 0
         if follower.num_bad_looks >= MAX_BAD_LOOKS:
-            self._end_with(follower, "hangs", EXIT_FATAL)
+            self._end_with(follower, "is stopped" if stopped else "hangs", EXIT_FATAL)
 
     def _end_with(self, follower: _Follower, how: str, status: int) -> None:
         if self._closing:
