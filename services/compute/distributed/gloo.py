@@ -5,6 +5,7 @@ Shape legend: R ranks, N numbers.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
@@ -56,7 +57,8 @@ class GlooRanks:
         options._timeout = timedelta(seconds=TIMEOUT_S)
         # not the default group of the process: that may be a GPU's
         self.store = c10d.FileStore(store, size)
-        self.group = gloo(self.store, rank, size, options)
+        self._group = gloo(self.store, rank, size, options)
+        atexit.register(self.close)
 
     def add_up(self, x: Tensor) -> None:
         first, *others = self._gather(x.flatten())
@@ -76,11 +78,13 @@ class GlooRanks:
         return min(int(each) for each in self._gather(torch.tensor(value)))
 
     def close(self) -> None:
-        self.group.shutdown()
+        # Its threads end with it. One that lets go of the last tensor while Python ends aborts the
+        # process: it wants a lock that there is no more.
+        self._group = None
 
     @fatal_if_a_rank_is_lost
     def _gather(self, x: Tensor) -> list[Tensor]:
         """All ranks' x, in their order."""
         all_R = [torch.empty_like(x) for _ in range(self.size)]
-        self.group.allgather([all_R], [x]).wait()
+        self._group.allgather([all_R], [x]).wait()
         return all_R
