@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from aiohttp import web
@@ -281,11 +282,16 @@ def build_document(version: str) -> dict[str, Any]:
     }
 
 
+@cache
+def _body(version: str) -> bytes:
+    return json_bytes(build_document(version))
+
+
 class OpenAPIHandler:
-    """Answers with the document, which is made once."""
+    """Answers with the document, which a process makes once."""
 
     def __init__(self, version: str) -> None:
-        self._body = json_bytes(build_document(version))
+        self._body = _body(version)
 
     async def document(self, request: web.Request) -> web.Response:
         return web.Response(body=self._body, content_type=JSON)
