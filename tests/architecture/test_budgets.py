@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (9_990, 64),
-    "services/router": (14_710, 86),
+    "common": (10_030, 64),
+    "services/router": (14_720, 86),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (34_800, 216),
+    "services/compute": (34_600, 219),
     "services/detokenizer": (2_950, 18),
-    "services/launcher": (2_570, 18),
+    "services/launcher": (2_620, 18),
     "services/commands": (1_700, 10),
     "services/bench": (630, 4),
-    "services": (61_500, 375),
+    "services": (61_350, 378),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -21,6 +21,15 @@ def device() -> torch.device:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def one_compiler(device: torch.device) -> Iterator[None]:
+    """Processes of a run share the cores: each compiles with one thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        if device.type == "cuda":
+            patch.setattr("services.compute.runner.cuda.compiling.MAX_THREADS", 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def lean_interpreter(device: torch.device) -> Iterator[None]:
     """Where there is no device: Triton's interpreter in less than half of its time."""
     if device.type == "cuda":

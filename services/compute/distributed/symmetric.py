@@ -6,7 +6,6 @@ Shape legend: T tokens, E hidden width, R ranks.
 from __future__ import annotations
 
 import math
-import os
 from typing import NamedTuple
 
 import torch
@@ -22,8 +21,6 @@ ALIGNMENT = 256
 
 def default_group(ranks: Ranks) -> dist.ProcessGroup:
     """The process group of the ranks that torch's symmetric memory finds by its name."""
-    # Nothing here uses multicast, and not every host that has the links allows it.
-    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     if not dist.is_initialized():
         store = torch.distributed.PrefixStore("symmetric", ranks.store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=ranks.rank, world_size=ranks.size)

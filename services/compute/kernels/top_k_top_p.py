@@ -87,7 +87,7 @@ from services.compute.kernels.top_k_top_p_search import (
 MAX_CANDIDATES = 4096
 TILE_IDS = 4096
 FEW_SAMPLES = 96
-TILES_OF_MANY = 2
+TILES_OF_MANY = 4
 MAX_REGISTERS = 80  # three programs of 256 threads on a processor
 
 

@@ -30,6 +30,10 @@ pages of 4 KiB most of their addresses are looked up in memory. With two threads
 rows in 8 bits takes 1.25 ms so and 1.6 without."""
 
 
+NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""Ranks write to one another; not every host whose GPUs are linked allows one write to all."""
+
+
 def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
     """Load the model in a folder onto the device that the settings name.
 
@@ -59,7 +63,7 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
 
 def load_all_ranks(folder: Path, settings: ComputeSettings) -> Executor:
     """Load a model as what executes uploads: here, or here and in a process for each other rank."""
-    for name, value in (KERNELS_KEPT | HUGE_PAGES).items():
+    for name, value in (KERNELS_KEPT | HUGE_PAGES | NO_MULTICAST).items():
         os.environ.setdefault(name, value)  # read when torch is imported
     if settings.tensor_parallel_size == 1:
         return load_executor(folder, settings)
