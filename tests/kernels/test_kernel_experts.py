@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Literal, TypeAlias
 
 import pytest
@@ -22,6 +23,7 @@ from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import KernelLinears, Linear, LinearMaker
 from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Packed, Weight
+from tests.cases import crossed
 
 NUM_EXPERTS, HIDDEN, INNER, MAX_TOKENS = 4, 256, 256, 20  # rows of two groups of 128 may be codes
 DTYPE = torch.bfloat16
@@ -65,9 +67,15 @@ def mixture(make: LinearMaker, kind: Kind, device: torch.device) -> Experts:
     )
 
 
-@pytest.mark.parametrize("kind", [None, "fp8", "fp8 by 128", "int4"])
-@pytest.mark.parametrize("num_tokens", [1, 2, 4, MAX_TOKENS])
-@pytest.mark.parametrize("invariant", [False, True])
+KINDS: list[Kind] = [None, "fp8", "fp8 by 128", "int4"]
+NUMS_OF_TOKENS = [1, 2, 4, MAX_TOKENS]
+CASES = [
+    *product([False], NUMS_OF_TOKENS, KINDS),
+    *crossed([True], NUMS_OF_TOKENS, KINDS),  # which take one way, whatever the number of tokens
+]
+
+
+@pytest.mark.parametrize(("invariant", "num_tokens", "kind"), CASES)
 def test_experts_of_a_gpu_say_what_those_of_the_cpu_say(
     invariant: bool, num_tokens: int, kind: Kind, device: torch.device
 ) -> None:

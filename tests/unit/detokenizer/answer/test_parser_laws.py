@@ -8,11 +8,12 @@ import sys
 from types import FrameType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
 from common.parameter_kinds import kind_of
+from tests.cases import num_cases
 from tests.unit.detokenizer.answer.answers import TOOL_NAMES, Answer, joined, new_parser, parse
 
 # Pieces of calls, whole and broken. No piece has a colon but behind `"arguments"`, so that no text
@@ -157,6 +158,7 @@ def harmony(calls: list[tuple[str, str]]) -> str:
     )
 
 
+OF_EACH_FORMAT = settings(max_examples=num_cases(30, exploring=100))  # 12 of them share a parser
 RENDERED = [
     ("hermes", hermes),
     ("llama_json", llama_json),
@@ -170,6 +172,7 @@ RENDERED = [
 
 
 @pytest.mark.parametrize(("tools", "render"), RENDERED, ids=[each[1].__name__ for each in RENDERED])
+@OF_EACH_FORMAT
 @given(CALLS, WORDS, st.booleans(), st.sampled_from([None, 1]))
 def test_calls_come_back_as_they_were_written(
     tools: str, render: object, calls: object, before: str, is_ascii: bool, indent: int | None
@@ -230,6 +233,7 @@ def guessed(value: object) -> object:
 
 
 @pytest.mark.parametrize("tools", ["qwen3_coder", "glm", "minimax"])
+@OF_EACH_FORMAT
 @given(CALLS, WORDS, st.booleans())
 def test_values_between_tags_come_back_by_their_kinds(
     tools: str, calls: list[tuple[str, dict[str, object]]], before: str, known: bool
@@ -250,6 +254,7 @@ def test_values_between_tags_come_back_by_their_kinds(
             assert json.loads(raw) == {k: v if known else guessed(v) for k, v in args.items()}
 
 
+@OF_EACH_FORMAT
 @given(CALLS, WORDS)
 def test_pythonic_calls_come_back_as_json(
     calls: list[tuple[str, dict[str, object]]], before: str
