@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from services.compute.config import ComputeSettings
 from services.compute.expert_counters import ExpertReport
 from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import (
@@ -79,10 +81,14 @@ def test_logits_of_quantized_weights_are_those_of_the_cpu(
 
 
 def assert_logits_alike(
-    folder: Path, changes: dict[str, object], tolerance: float, device: torch.device
+    folder: Path,
+    changes: dict[str, object],
+    tolerance: float,
+    device: torch.device,
+    load: Callable[[Path, ComputeSettings, torch.device], PackingRunner] = load_runner,
 ) -> None:
     settings = SETTINGS.model_copy(update={**changes, "num_threads": 1})
-    runner = load_runner(folder, settings, device)
+    runner = load(folder, settings, device)
     ours = HandScheduler(runner, settings.page_tokens)
     cpu = settings.model_copy(update={"device": "cpu"})
     cpu_runner = load_on_cpu(folder, cpu)
