@@ -195,13 +195,6 @@ def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
     assert not any(map(is_running, processes))
 
 
-def test_when_the_launcher_is_killed_its_services_end_by_themselves(stack: Stack) -> None:
-    processes = descendants_of(stack.process.pid)
-    assert len(processes) >= 4
-    stack.process.kill()
-    stack.wait_until(lambda: not any(map(is_running, processes)), PATIENCE_S, "gone", alive=False)
-
-
 def clients_of(stack: Stack, pid: int) -> set[int]:
     """Return the ports of the clients that are connected with a router now."""
     ours = f":{stack.port:04X}"
