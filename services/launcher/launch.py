@@ -35,6 +35,7 @@ from services.launcher.plan import (
     Cores,
     Counts,
     Plan,
+    check_gpus_for,
     cores_of,
     environment_of,
     gpus_in,
@@ -210,6 +211,8 @@ class _Family:
     def child(self, name: str) -> Child:
         """Return a process that is not yet started, such as `compute-0`."""
         service, _, number = name.rpartition("-")
+        if service == "compute":
+            check_gpus_for(int(number), self.plan, self.env)
         pipe, listening = self.fds
         inherited = environment_of(name, self.plan, self.env)
         inherited[LAUNCHER_FD_VARIABLE] = str(pipe)

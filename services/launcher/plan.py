@@ -31,7 +31,7 @@ from services.compute.config import ComputeSettings
 from services.detokenizer.config import DetokenizerSettings
 from services.launcher.autoscale import CountRange
 from services.launcher.ray_config import RaySettings
-from services.launcher.replicas import MAX_PROCESSES
+from services.launcher.replicas import MAX_PROCESSES, ScaleError
 from services.router.config import RouterSettings
 from services.tokenizer.config import TokenizerSettings
 
@@ -179,6 +179,17 @@ def environment_of(
         first = int(index) % max(1, len(gpus) // ranks) * ranks
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + ranks])
     return environment
+
+
+def check_gpus_for(number: int, plan: Plan, env: Mapping[str, str]) -> None:
+    """Raise ScaleError where the GPUs of this host do not suffice for this compute of a model that
+    is split; of others several may share one."""
+    ranks, num_gpus = plan.num_ranks, len(gpus_in(env))
+    on_gpu = num_gpus > 0 and plan.value("compute", "device") in ("auto", "cuda")
+    if on_gpu and ranks > 1 and (number + 1) * ranks > num_gpus:
+        raise ScaleError(
+            f"compute: each takes {ranks} GPUs, and {num_gpus} can be used here; ask for fewer"
+        )
 
 
 def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:

@@ -18,7 +18,7 @@ BUDGETS = {  # package: lines, files
     "services/tokenizer": (3_930, 20),
     "services/compute": (34_600, 219),
     "services/detokenizer": (2_950, 18),
-    "services/launcher": (2_620, 18),
+    "services/launcher": (2_640, 18),
     "services/commands": (1_700, 10),
     "services/bench": (630, 4),
     "services": (61_350, 378),

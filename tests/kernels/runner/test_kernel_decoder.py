@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from services.compute.config import ComputeSettings
-from services.compute.expert_counters import ExpertReport
-from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import (
     ON_GPU,
-    SETTINGS,
     SIZES,
-    load_runner,
-    logits_after_step,
 )
-from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.hand_scheduler import HandScheduler
+from tests.kernels.runner.logits_alike import assert_logits_alike
 from tests.unit.compute.models.family_models import FAMILIES
 from tests.unit.compute.models.family_recipes import make_random
-from tests.unit.compute.runner_scenarios import prompt_of
 from tests.unit.compute.tiny_models import make_model, save_model
 
 # numpy says so of GELUs: the exponential is infinite where their value is zero
@@ -78,52 +69,3 @@ def test_logits_of_quantized_weights_are_those_of_the_cpu(
     sizes = SIZES if ON_GPU else {"num_hidden_layers": 1}  # above, layers are told apart
     save_model(make_model("llama_biased", **WIDE, **sizes), tmp_path)
     assert_logits_alike(tmp_path, {"quantization": quantization}, 0.03, device)
-
-
-def assert_logits_alike(
-    folder: Path,
-    changes: dict[str, object],
-    tolerance: float,
-    device: torch.device,
-    load: Callable[[Path, ComputeSettings, torch.device], PackingRunner] = load_runner,
-) -> None:
-    settings = SETTINGS.model_copy(update={**changes, "num_threads": 1})
-    runner = load(folder, settings, device)
-    ours = HandScheduler(runner, settings.page_tokens)
-    cpu = settings.model_copy(update={"device": "cpu"})
-    cpu_runner = load_on_cpu(folder, cpu)
-    theirs = HandScheduler(cpu_runner, settings.page_tokens)
-    for each in (runner, cpu_runner):
-        ExpertReport(each.expert_counters()).forget()
-    pairs = [
-        (ours.add(prompt), theirs.add(prompt)) for prompt in map(prompt_of, (9, 21, 5), range(3))
-    ]
-
-    def step(*queries: int) -> None:
-        rows = [(pair, count) for pair, count in zip(pairs, queries, strict=True) if count]
-        _, sampled = launched = ours.launch(*((pair[0], count) for pair, count in rows))
-        logits_SV = logits_after_step(runner, len(sampled))
-        ours.finish(launched)
-        ticket, _ = launched = theirs.launch(*((pair[1], count) for pair, count in rows))
-        expected_SV = ticket.launched.logits_SV
-        torch.testing.assert_close(logits_SV, expected_SV, rtol=tolerance, atol=tolerance)
-        theirs.finish(launched)
-        assert [our.output for our, _ in pairs] == [their.output for _, their in pairs]
-
-    step(9, 8, 0)
-    step(1, 0, 0)
-    step(1, 13, 5)
-    step(1, 1, 1)
-    assert counted(runner) == counted(cpu_runner)
-
-
-def counted(runner: PackingRunner) -> list[list[int]]:
-    """The tokens that each expert was given, without padding; nothing of a dense model."""
-    counters = runner.expert_counters()
-    if counters is None:
-        return []
-    counters.read()  # which a device answers at the next look
-    if ON_GPU:
-        torch.cuda.synchronize()
-    counts: list[list[int]] = counters.read().tolist()
-    return counts

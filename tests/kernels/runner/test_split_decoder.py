@@ -28,7 +28,7 @@ from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import Int32Array, StepResult
 from tests.kernels.host_stream import HostStream
 from tests.kernels.runner.cuda_runners import ON_GPU, SIZES
-from tests.kernels.runner.test_kernel_decoder import assert_logits_alike
+from tests.kernels.runner.logits_alike import assert_logits_alike
 from tests.unit.compute.distributed.rank_threads import Meeting, ThreadRanks
 from tests.unit.compute.models.family_models import FAMILIES
 from tests.unit.compute.models.family_recipes import make_random

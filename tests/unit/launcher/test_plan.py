@@ -18,12 +18,14 @@ from services.launcher.plan import (
     Counts,
     Plan,
     available_cpus,
+    check_gpus_for,
     environment_of,
     gpus_in,
     make_plan,
     tables_of_run,
     toml_text,
 )
+from services.launcher.replicas import ScaleError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -137,9 +139,12 @@ def test_compute_processes_take_the_gpus_in_turn() -> None:
 def test_processes_of_a_split_model_take_neighbours_and_share_the_cores() -> None:
     plan = plan_of({"compute": {"tensor_parallel_size": 2}}, Counts(compute=2))
     env = {"CUDA_VISIBLE_DEVICES": "4,6,1,3,9"}
-    names = ("compute-0", "compute-1", "compute-2")  # the last one was added later
+    names = ("compute-0", "compute-1")
     given = [environment_of(name, plan, env, "/s")["CUDA_VISIBLE_DEVICES"] for name in names]
-    assert given == ["4,6", "1,3", "4,6"]
+    assert given == ["4,6", "1,3"]
+    with pytest.raises(ScaleError, match="each takes 2 GPUs, and 5 can be used here"):
+        check_gpus_for(2, plan, env)  # added later, by `slipstream scale`
+    check_gpus_for(1, plan, env)
     tables = tables_of_run(plan, ModelSettings(path="/m"), "/r", "json")
     assert tables["compute"]["max_threads"] == max(1, (len(available_cpus()) - 1) // 4)
     assert plan_of({"compute": {"tensor_parallel_size": "two"}}).num_ranks == 1
