@@ -64,7 +64,13 @@ def run(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, "-m", "services.cli", *words],
         cwd=ROOT,
-        env={"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", **more},
+        env={
+            "HF_HOME": str(home),
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "HF_HUB_OFFLINE": "1",
+            "PATH": "/usr/bin:/bin",
+            **more,
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

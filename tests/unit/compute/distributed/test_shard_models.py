@@ -152,7 +152,7 @@ def test_experts_in_mxfp4_are_split(load: Load, tmp_path: Path) -> None:
 def test_codes_of_gguf_files_are_split(load: Load, tmp_path: Path) -> None:
     FAMILIES["llama"].model(intermediate_size=160).save_pretrained(tmp_path)
     file = write_gguf(tmp_path, tmp_path / "model.gguf", GgufOptions("Q4_0"))
-    check(load, folder_of(file), SETTINGS, 2)
+    check(load, folder_of(file, {"XDG_CACHE_HOME": str(tmp_path / "cache")}), SETTINGS, 2)
 
 
 def test_random_weights_in_place_of_blocks_have_the_scales_of_the_whole(
