@@ -55,3 +55,12 @@ def test_every_contract_notices_a_planted_violation(tmp_path: Path) -> None:
         before = target.read_text() if target.exists() else ""
         target.write_text(before + "\n" + text)
     assert set(verdicts(tmp_path).values()) == {"BROKEN"}
+
+
+def test_the_cpu_needs_no_triton() -> None:
+    """`make serve` without a GPU installs none."""
+    modules = ("runner.eager", "runner.follower", "runner.leader", "distributed.gloo")
+    imports = "; ".join(f"import services.compute.{module}" for module in modules)
+    program = f"import sys; sys.modules['triton'] = None; {imports}"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
+from services.compute.kernels import top_k_top_p as cuts
 from services.compute.kernels.slot_words import ProcessedLogits
 from services.compute.kernels.top_k_top_p import (
     HOST_MASS_UNIT,
@@ -143,6 +144,21 @@ def test_a_row_is_the_same_alone_and_in_company(device: torch.device) -> None:
         alone, keep_alone = run(step, logits[row : row + 1], 64)
         assert alone.view(torch.int32).tolist() == top[row : row + 1].view(torch.int32).tolist()
         assert int(keep_alone[0]) == int(keep[row])
+
+
+def test_a_row_is_the_same_among_so_many_that_programs_read_several_tiles(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = make_step(SETTINGS, 40_003, device)
+    logits = random_logits(len(SETTINGS), 40_003, 5, device, 3.0)
+    top, keep = run(step, logits, 64)
+
+    monkeypatch.setattr(cuts, "FEW_SAMPLES", 0)
+
+    among_many, keep_among_many = run(step, logits, 64)
+    assert among_many.view(torch.int32).tolist() == top.view(torch.int32).tolist()
+    assert keep_among_many.tolist() == keep.tolist()
+    check(step, logits, 1024)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, in the interpreter

@@ -1,4 +1,6 @@
-"""The ranks of a model on CPUs of one host: gloo's messages over loopback.
+"""What the processes of ranks on one host tell one another: gloo's messages over loopback.
+
+On CPUs that is all; on GPUs sums and logits go through their memory (symmetric.py).
 
 Shape legend: R ranks, N numbers.
 """

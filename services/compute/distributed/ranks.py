@@ -1,7 +1,4 @@
-"""The ranks of a model that is split over several processes, seen from one of them.
-
-Shape legend: any.
-"""
+"""The ranks of a model that is split over several processes, seen from one of them."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 
+from common.errors import ConfigError
 from services.compute.distributed.ranks import Ranks
 from services.compute.kernels.rank_rows import MAX_PROGRAMS, RankMemory, RankRows
 
@@ -42,10 +43,18 @@ class SymmetricBlock:
     def __init__(self, num_bytes: int, device: torch.device, group: dist.ProcessGroup) -> None:
         self._bytes = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
         self._bytes.zero_()
-        handle = symmetric_memory.rendezvous(self._bytes, group)
+        try:
+            handle = symmetric_memory.rendezvous(self._bytes, group)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                "compute.tensor_parallel_size: the GPUs cannot read one another's memory, which "
+                f"takes NVLink or PCIe between them on one host ({reason}); take 1."
+            ) from error
         self._addresses: list[int] = list(handle.buffer_ptrs)
         self._used = 0
-        self._rank = handle.rank
         torch.cuda.synchronize(device)
         dist.barrier(group)  # nobody writes before all are zero
         pads = self.take((MAX_PROGRAMS, handle.world_size), torch.int32)

@@ -33,7 +33,7 @@ from services.compute.kernels.combine_experts import (
 )
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.quantized_rows import QuantizedRows, RowPointers, store_codes
-from services.compute.kernels.rank_rows import RankRows, meet, rank_sum
+from services.compute.kernels.rank_rows import MAX_PROGRAMS, RankRows, meet, rank_sum
 
 if TYPE_CHECKING:
     from services.compute.layers.weighted_layers import Norm
@@ -196,6 +196,7 @@ def add_norm(
     assert delta_TE is not None or (norm is not None and post is None and scale == 1.0)
     assert post is None or post.bias_E is None
     assert delta_TE is None or isinstance(delta_TE, Tensor) or index_S is None
+    assert not isinstance(delta_TE, RankRows) or num_rows <= MAX_PROGRAMS
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(num_rows,)](
         x_TE,

@@ -11,17 +11,19 @@ latent, X experts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from services.compute.distributed.shard import HeadPart
-from services.compute.kernels.rank_rows import RankRows
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.temperature import Temperature
 from services.compute.layers.weighted_layers import Embedding, Norm
+
+if TYPE_CHECKING:  # a kernel's, which the CPU has no Triton for
+    from services.compute.kernels.rank_rows import RankRows
 
 L = TypeVar("L")
 """A linear map in the form in which a device multiplies by it."""

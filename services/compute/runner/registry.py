@@ -93,6 +93,10 @@ def join(settings: ComputeSettings, rank: int, store: str) -> Ranks:
                 f"compute.tensor_parallel_size is {size}, and torch finds {num_devices} CUDA "
                 "devices; lower it."
             )
+        if size & (size - 1):  # ranks that meet are a block of a kernel
+            raise ConfigError(
+                f"compute.tensor_parallel_size is {size}; on GPUs it has to be a power of two."
+            )
         torch.cuda.set_device(rank)
     return GlooRanks(rank, size, store)
 
