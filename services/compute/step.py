@@ -3,7 +3,8 @@
 Plans are pure arrays without object references, so that they can be packed into one copy to the
 device, sent to other ranks or written to a log. No torch here.
 
-Shape legend: R rows, T tokens of all rows, S sampled rows, D page-table entries, K drafts.
+Shape legend: R rows, Q of which decode, T tokens of all rows, S sampled rows, D page-table entries,
+K drafts of a row.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class SlotDelta:
 
     `stop_ids` end the sequence (EOS unless ignored, stop tokens); they are masked while the output
     index is below `sampling.min_tokens`. `prompt_ids` and `output_ids` (produced before: a retry, a
-    preemption) are there only where a penalty needs them, or a `grammar_spec` the outputs. `choice`
-    goes into the noise beside the seed.
+    preemption) are there only where a penalty needs them, or a `grammar_spec` the outputs, or where
+    with `drafts` the next tokens are guessed from them. `choice` goes into the noise beside the
+    seed.
     """
 
     slot: int
@@ -61,6 +63,7 @@ class SlotDelta:
     sampling: SamplingParams
     choice: int
     stop_ids: tuple[int, ...]
+    drafts: bool = False
     prompt_ids: Int32Array = field(default_factory=lambda: NO_IDS)
     output_ids: Int32Array = field(default_factory=lambda: NO_IDS)
 
@@ -105,6 +108,10 @@ class StepPlan:
     slot, and the numbers here are upper bounds; a row that gives its token gives the slot all three
     anew. The same holds after a sampled chunk. pos_upper[r] bounds the length after the step.
 
+    Behind the token of decode row r the device puts up to num_drafts[r] of its own guesses at those
+    that follow. It draws the token at each of them as ever, and those up to the first that differs
+    from the guess there are valid.
+
     Page-table entries (slot, index, page; of a cache group's table) are applied before the forward
     pass. A row may read what another row of the same step writes: in every layer the runner
     stores the keys and values of all rows before any of them attends.
@@ -129,6 +136,7 @@ class StepPlan:
     page_index: Int32Array  # [D]
     page_id: Int32Array  # [D]
     page_group: Int32Array = field(default_factory=lambda: NO_IDS)  # [D]; empty: all of group 0
+    num_drafts: Int32Array = field(default_factory=lambda: NO_IDS)  # [Q]; empty: none
     slots: tuple[SlotDelta, ...] = ()
     structured: tuple[int, ...] = ()
     scores: tuple[ScoreRow, ...] = ()
@@ -182,6 +190,10 @@ class StepResult:
     A sample whose logits were not finite has nonfinite[s] set and no valid token. The device times
     are on the host's monotonic clock, NaN where unknown; so is `computed_s`, the processor time of
     the thread where the device is the CPU.
+
+    Of a step with drafts, num_offered[s] says how many the device had of those that it might put
+    behind sample s. Of any step of a device that drafts, num_found[s] says how many it has for the
+    next.
     """
 
     step_id: int
@@ -194,3 +206,5 @@ class StepResult:
     computed_s: float = nan
     scores: dict[int, RowScores] = field(default_factory=dict)  # by row
     embeddings: dict[int, Float32Array] = field(default_factory=dict)  # by row: [E]
+    num_offered: Int32Array = field(default_factory=lambda: NO_IDS)  # [S]; empty: none
+    num_found: Int32Array = field(default_factory=lambda: NO_IDS)  # [S]; empty: it does not draft

@@ -12,6 +12,9 @@ upload before: their slots are on the device. The first D rows decode: one token
 them sampled, and their tokens, positions and output indices are resident. The C = R - D rows
 behind them are chunks of prompts. A steady step of decode rows is a header and nothing else.
 
+A row_slot has above bit NUMBER_SHIFT how many drafts lie between the slot's last token and the
+row's input (`runner.draft_rows`): 0 for all but draft rows.
+
 `states` are columns: slot, length, output index, last token of sequences that decode from here on
 without a chunk that the device has sampled. A slot row is a slot and its words. A page_slot has
 the cache group of its entry above bit GROUP_SHIFT. Behind the sections, and not on the device,
@@ -47,8 +50,10 @@ HEADER_INTS = 16
 """Places in the header; the first four are those of `StepInputs.counts`. The rest is the host's."""
 
 
-GROUP_SHIFT = 24
-"""Slots are below 2^24, groups below 2^7."""
+GROUP_SHIFT = NUMBER_SHIFT = 24
+"""Slots are below 2^24; groups, and the numbers of draft rows, below 2^7."""
+
+SLOT_MASK = (1 << GROUP_SHIFT) - 1
 
 
 class Sections(NamedTuple):

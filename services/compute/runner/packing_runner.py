@@ -10,6 +10,7 @@ import numpy as np
 from services.compute.expert_counters import ExpertCounters
 from services.compute.kernels.slot_entries import entries_that_fit, pack_entries
 from services.compute.kv.transfer import Direction, PagePairs
+from services.compute.runner.draft_rows import folded, spread_masks
 from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.protocol import RunnerSpec, SlotErrors, check_tokens
 from services.compute.runner.uploads import (
@@ -88,7 +89,8 @@ class PackingRunner:
         return ticket
 
     def result(self, ticket: Ticket) -> StepResult:
-        return self.executor.result(ticket.launched)
+        result = self.executor.result(ticket.launched)
+        return folded(result, ticket.plan) if len(ticket.plan.num_drafts) else result
 
     def ready(self, ticket: Ticket) -> bool:
         return self.executor.ready(ticket.launched)
@@ -145,6 +147,8 @@ class PackingRunner:
             raise ValueError(
                 f"step {plan.step_id}: no mask for structured samples {sorted(missing)}"
             )
+        if len(plan.num_drafts):
+            masks = spread_masks(masks, plan)
         buffer = self.executor.buffer(UploadKind.MASKS)
         spec = self._spec
         return pack_masks(masks, spec.max_num_seqs, mask_words(spec.vocab_size), buffer)

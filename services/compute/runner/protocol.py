@@ -29,6 +29,7 @@ class RunnerSpec:
     overlaps: bool = True  # forward returns before the device has computed
     pooling: str = ""  # how a prompt becomes an embedding; empty for a model not made for it
     generates: bool = True  # False for a model without a head
+    max_drafts: int = 0  # that it puts behind a token of a decode row
 
 
 class SlotErrors(Exception):

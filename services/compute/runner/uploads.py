@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from services.compute.kernels.slot_words import NO_MASK, NUM_WORDS, VOID_MASK
-from services.compute.kernels.step_buffers import GROUP_SHIFT, HEADER_INTS, Sections
+from services.compute.kernels.step_buffers import GROUP_SHIFT, HEADER_INTS, SLOT_MASK, Sections
+from services.compute.runner.draft_rows import with_draft_rows
 from services.compute.sampling.slots import SlotFlags, Variant
 from services.compute.step import (
     DEVICE_TOKEN,
@@ -133,9 +134,11 @@ class StepPacker:
         if len(slot_rows):
             self._flags.take(slot_rows)
             self._steady = None
-        num_rows = plan.num_rows
-        if not num_rows:
+        if not plan.num_rows:
             return self._write(plan, (0, 0, 0, 0), [], slot_rows, out)
+        if len(plan.num_drafts):
+            plan = with_draft_rows(plan)
+        num_rows = plan.num_rows
         steady, self._steady = self._steady, None  # until the device has this step
         if steady and plan.row_slot is steady[0] and plan.tokens is steady[1]:
             size = self._write(plan, (num_rows, num_rows, 0, steady[2]), [], slot_rows, out)
@@ -143,7 +146,7 @@ class StepPacker:
             return size
         kept, states = self._kept(plan), self._states(plan)
         columns = self._columns(plan, kept, states)
-        slots_S = plan.row_slot[plan.sample_row]
+        slots_S = plan.row_slot[plan.sample_row] & SLOT_MASK
         variant, is_lasting = self._flags.variant(slots_S, plan.sample_index)
         self._rows = NO_IDS
         counts = len(plan.sample_row), kept, len(states) // 4, variant
@@ -251,6 +254,7 @@ def without_rows(plan: StepPlan) -> StepPlan:
         tokens=NO_IDS,
         sample_row=NO_IDS,
         sample_index=NO_IDS,
+        num_drafts=NO_IDS,
         scores=(),
         pools=(),
     )

@@ -11,9 +11,10 @@ from common.messages.arrays import uint32s
 from common.messages.failure import Ending, Failure
 from common.messages.logprobs import Logprobs, PromptLogprobs
 from common.messages.tokens import TokenLogprobs
-from services.compute.scheduler.sequence import LaunchedStep, Sequence
+from services.compute.scheduler.drafting import Drafting
+from services.compute.scheduler.sequence import Chunk, LaunchedStep, Sequence
 from services.compute.scheduler.state import SchedulerState
-from services.compute.step import Int32Array, RowScores, StepResult
+from services.compute.step import Int32Array, RowScores, StepResult, int32_array
 
 NONFINITE = Failure(  # another replica tells whether it is this one or the request
     500,
@@ -30,33 +31,33 @@ class Committer:
     abort is discarded, and no other ever is.
     """
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, drafting: Drafting | None = None) -> None:
         self._state = state
+        self._drafting = drafting
         self.generated_tokens_total = 0
         self.nonfinite_requests_total = 0
 
     def commit(self, step: LaunchedStep, result: StepResult) -> None:
         """Append the step's tokens, end the sequences that stop at theirs, publish full pages."""
-        for chunk in step.chunks:
-            # A sampled row's last position is counted with its token, as in decode rows. If that
-            # is all, and it was skipped, its sequence may have been preempted since.
-            computed = chunk.stop - chunk.samples
-            if computed > chunk.start and chunk.sequence.live:
-                chunk.sequence.num_computed_tokens = computed
-                chunk.sequence.charge()
+        self._count_chunks(step.chunks)
         if result.nonfinite.any() or not result.n_valid.all():
             self._fail_invalid(step, result)
         if step.plan.scores or step.plan.pools:
             self._take_prompt_results(step, result)
-        token_S = result.tokens[:, 0]
-        tokens = token_S.tolist()
+        index_S, token_S = step.plan.sample_index, result.tokens[:, 0]
         discarded: list[int] = []
         reported: list[int] = []  # with an output of their own
+        if self._drafting is not None:
+            self._drafting.settle(step, result)
+            index_S = int32_array([len(sequence.outputs) for sequence in step.samples])
+            reported = self._take_several(step, result)
+        tokens = token_S.tolist()
         draws: Iterable[tuple[Sequence, int, int]]
         draws = zip(step.samples, tokens, range(len(tokens)), strict=True)
-        if step.skipped:
+        if step.skipped or reported:
             discarded.extend(step.skipped)
-            draws = (draw for draw in draws if draw[2] not in step.skipped)
+            passed = step.skipped.union(reported)
+            draws = (draw for draw in draws if draw[2] not in passed)
         for sequence, token, sample in draws:
             if not sequence.live:
                 discarded.append(sample)
@@ -68,10 +69,42 @@ class Committer:
                 if self._check(sequence, token, result.logprobs.get(sample, ())):
                     reported.append(sample)
         routes = self._state.running.routes
-        self._state.outputs += routes.sort(
-            step.slot_S(), step.plan.sample_index, token_S, reported + discarded
-        )
+        self._state.outputs += routes.sort(step.slot_S(), index_S, token_S, reported + discarded)
         self.generated_tokens_total += len(tokens) - len(discarded)
+
+    @staticmethod
+    def _count_chunks(chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            # A sampled row's last position is counted with its token, as in decode rows. If that
+            # is all, and it was skipped, its sequence may have been preempted since.
+            computed = chunk.stop - chunk.samples
+            if computed > chunk.start and chunk.sequence.live:
+                chunk.sequence.num_computed_tokens = computed
+                chunk.sequence.charge()
+
+    def _take_several(self, step: LaunchedStep, result: StepResult) -> list[int]:
+        """Append what rows gave whose drafts were right, up to an end; return their samples.
+
+        Each token has an output of its own.
+        """
+        samples = np.flatnonzero(result.n_valid > 1).tolist()
+        samples = [sample for sample in samples if step.samples[sample].live]
+        for sample in samples:
+            sequence, num_before = step.samples[sample], len(step.samples[sample].outputs)
+            logprobs = result.logprobs.get(sample, ())
+            for number, token in enumerate(
+                result.tokens[sample, : result.n_valid[sample]].tolist()
+            ):
+                own = logprobs[number : number + 1]
+                sequence.num_computed_tokens += 1
+                sequence.outputs.append(token)
+                checks = len(sequence.outputs) == sequence.check_at or token in sequence.stop_ids
+                if not (checks and self._check(sequence, token, own)):
+                    self._state.report(sequence, (token,), own)
+                if not sequence.live:
+                    break
+            self.generated_tokens_total += len(sequence.outputs) - num_before - 1
+        return samples
 
     def _check(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> bool:
         """Do what few tokens need: end, publish pages, hand on logprobs, open the stream.

@@ -16,7 +16,11 @@ from services.compute.kv.page_table import make_table
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.outputs import attempt_of, never_started
 from services.compute.scheduler.sequence import Sequence, SequenceParams
-from services.compute.scheduler.state import SchedulerSettings, SchedulerState
+from services.compute.scheduler.state import (
+    SchedulerSettings,
+    SchedulerState,
+    most_at_once,
+)
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 
 MAX_PROMPT_LOGPROBS = 20  # of a token; what routers let in
@@ -46,8 +50,9 @@ class Intake:
         self._state = state
         self._spec = spec
         self._max_waiting = settings.max_waiting
-        max_chunk = min(settings.max_prefill_tokens, spec.max_step_tokens)
-        self._capacity = state.memory.longest_sequence(spec.max_model_len, max_chunk)
+        self._capacity = state.memory.longest_sequence(
+            spec.max_model_len, most_at_once(settings, spec)
+        )
         self._prefix_cache = settings.prefix_cache
         self._num_arrived = 0
 
@@ -94,7 +99,9 @@ class Intake:
         self, request: Generate, choices: dict[int, AttemptId], now_s: float
     ) -> list[Sequence]:
         spec, share = self._spec, self._state.shares.of(request.client)
-        params = SequenceParams(request, spec.eos_token_ids, spec.pooling, now_s, share)
+        params = SequenceParams(
+            request, spec.eos_token_ids, spec.pooling, now_s, share, spec.max_drafts
+        )
         salt = request.cache_salt
         # Without a prefix cache only the request's own choices, and itself after a preemption, find
         # its pages.

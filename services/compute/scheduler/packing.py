@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def _take_deltas(state: SchedulerState, chunks: list[Chunk]) -> dict[str, Any]:
     by_kind = [NewEntries() for _ in kinds]
     for sequence in (*running.dirty_tables, *(chunk.sequence for chunk in chunks)):
         if sequence.status is Status.RUNNING:
-            sequence.table.send(sequence.slot, sequence.num_scheduled_tokens, by_kind)
+            sequence.table.send(sequence.slot, sequence.num_sendable, by_kind)
     running.dirty_tables = []
     if state.memory.num_groups == 1:
         deltas["page_slot"] = np.frombuffer(by_kind[0].slots, dtype=np.int32)
@@ -97,7 +98,11 @@ class _DecodeColumns:
         """The row that a sequence has in the step packed last draws nothing: pack it again."""
         self._start_of[sequence.slot] -= 1
 
-    def advance(self, rows: list[Sequence]) -> None:
+    def reject(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many positions that a sequence's rows were packed for are packed again."""
+        self._start_of[sequence.slot] -= num_tokens
+
+    def advance(self, rows: list[Sequence], num_drafts: Int32Array) -> None:
         """Make the columns those of the next step."""
         if not rows and not self._rows:
             return  # the columns are empty as it is
@@ -107,7 +112,7 @@ class _DecodeColumns:
         self.start = self._start_of[slot]
         self.stop = self.start + 1
         self.index = self.start + self._index_of[slot]
-        self._start_of[slot] = self.stop
+        self._start_of[slot] = self.stop + num_drafts if len(num_drafts) else self.stop
 
     def _set_rows(self, rows: list[Sequence]) -> None:
         num_rows = len(rows)
@@ -137,9 +142,9 @@ class Packer:
         """
         deltas = _take_deltas(self._state, draft.chunks)
         columns = self._columns
-        columns.advance(draft.decodes)
+        columns.advance(draft.decodes, draft.num_drafts)
         if not draft.chunks:
-            plan = _decode_plan(step_id, columns, deltas)
+            plan = _decode_plan(step_id, columns, deltas, draft.num_drafts)
             return LaunchedStep(plan, draft.decodes, [], draft.published)
         single = [c for c in draft.chunks if c.samples and c.stop - c.start == 1]
         longer = [c for c in draft.chunks if not c.samples or c.stop - c.start > 1]
@@ -148,6 +153,9 @@ class Packer:
         for chunk in sampled:
             columns.begin(chunk.sequence)
         plan = _mixed_plan(step_id, columns, deltas, chunks, len(single))
+        if len(draft.num_drafts):
+            none = np.zeros(len(single), dtype=np.int32)
+            plan = replace(plan, num_drafts=np.concatenate((draft.num_drafts, none)))
         samples = [*draft.decodes, *(c.sequence for c in sampled)]
         return LaunchedStep(plan, samples, chunks, draft.published)
 
@@ -155,8 +163,15 @@ class Packer:
         sequence.reschedule()
         self._columns.reschedule(sequence)
 
+    def reject(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Of a step's drafts of a sequence only so many were right."""
+        sequence.reject(num_drafts, num_accepted)
+        self._columns.reject(sequence, num_drafts - num_accepted)
 
-def _decode_plan(step_id: int, columns: _DecodeColumns, deltas: dict[str, Any]) -> StepPlan:
+
+def _decode_plan(
+    step_id: int, columns: _DecodeColumns, deltas: dict[str, Any], num_drafts: Int32Array
+) -> StepPlan:
     return StepPlan(
         step_id=step_id,
         num_decode_rows=len(columns.slot),
@@ -168,6 +183,7 @@ def _decode_plan(step_id: int, columns: _DecodeColumns, deltas: dict[str, Any]) 
         tokens=columns.tokens,
         sample_row=columns.row,
         sample_index=columns.index,
+        num_drafts=num_drafts,
         structured=columns.structured,
         **deltas,
     )

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from services.compute.kv.page_table import Paths
 from services.compute.kv.transfer import Direction
+from services.compute.runner.protocol import RunnerSpec
+from services.compute.scheduler.drafting import Drafting
 from services.compute.scheduler.policies import Quota
 from services.compute.scheduler.recovery import PrefillBudget, prefill_budget
 from services.compute.scheduler.sequence import Chunk, Draft, Sequence, Status
-from services.compute.scheduler.state import SchedulerSettings, SchedulerState, by_order
+from services.compute.scheduler.state import (
+    SchedulerSettings,
+    SchedulerState,
+    by_order,
+    most_at_once,
+)
 
 
 class Planner:
@@ -27,12 +34,19 @@ class Planner:
     many as are coming; only who needs more takes the next victim's.
     """
 
-    def __init__(self, state: SchedulerState, max_tokens: int, settings: SchedulerSettings) -> None:
+    def __init__(
+        self,
+        state: SchedulerState,
+        spec: RunnerSpec,
+        settings: SchedulerSettings,
+        drafting: Drafting | None = None,
+    ) -> None:
         self._state = state
+        self._drafting = drafting
         self._running = state.running
         self._waiting = state.waiting
-        self._max_tokens = max_tokens
-        self._max_chunk = min(settings.max_prefill_tokens, max_tokens)
+        self._max_tokens = spec.max_step_tokens
+        self._most_at_once = most_at_once(settings, spec)
         self._max_scored_tokens = settings.max_scored_tokens
         self._held: set[Sequence] = set()
         self._step_id = 0  # the next plan's
@@ -67,6 +81,9 @@ class Planner:
                 held = self._held
                 draft.decodes = [s for s in decoding if s not in held] if held else decoding
                 budget -= len(draft.decodes)
+                if self._drafting is not None:
+                    draft.num_drafts = self._drafting.choose(draft.decodes)
+                    budget -= int(draft.num_drafts.sum())
             budget = min(budget, quota.prefill_tokens)
             if budget > 0:
                 self._add_chunks(draft, budget, quota.new_sequences, now_s)
@@ -111,11 +128,15 @@ class Planner:
         due: list[Sequence] = []
         if quota.decode:
             self._short_of_pages = False
-            due = [s for s in running.decoding if s.num_scheduled_tokens == s.replan_at]
-            finished = {s for s in due if s.is_fully_scheduled} if due else None
-            if finished:
-                running.stop_decoding(finished)
-                due = [s for s in due if s not in finished]
+            due = [s for s in running.decoding if s.num_scheduled_tokens >= s.replan_at]
+            scheduled = [s for s in due if s.is_fully_scheduled]
+            if scheduled:
+                # If all drafts are right; else they go on when that is known.
+                self._held.update(s for s in scheduled if s.num_drafts)
+                finished = {s for s in scheduled if not s.num_drafts}
+                if finished:
+                    running.stop_decoding(finished)
+                due = [s for s in due if not s.is_fully_scheduled]
         chunk_stops = self._chunks_without_room(quota.prefill_tokens) if running.prefilling else {}
         due += chunk_stops
         if not due:
@@ -168,8 +189,11 @@ class Planner:
     def _make_room(self, sequence: Sequence, max_chunk: int) -> None:
         """Get the pages of a sequence's next position or chunk, or hold it."""
         start, num_tokens = sequence.num_scheduled_tokens, sequence.num_tokens
-        stop = min(num_tokens, start + max_chunk) if start + 1 < num_tokens else start + 1
-        while not sequence.table.grow(stop, start):
+        if start + 1 < num_tokens:
+            stop = min(num_tokens, start + max_chunk)
+        else:
+            stop = min(start + 1 + sequence.params.max_drafts, sequence.token_limit - 1)
+        while not sequence.table.grow(stop, sequence.next_position):
             self._short_of_pages = True
             if self._are_coming(sequence.table.num_lacking(stop)):
                 self._held.add(sequence)
@@ -273,7 +297,7 @@ class Planner:
         num_cached = table.num_hit(found) * sequence.page_tokens
         start = max(sequence.num_computed_tokens, num_cached)
         nodes = table.select(found, start)
-        num_missing = table.num_missing(nodes, start, num_tokens, self._max_chunk)
+        num_missing = table.num_missing(nodes, start, num_tokens, self._most_at_once)
         # A page of each group in four running sequences stays free: they need it within four steps
         # or so. Without it the new sequence is soon the youngest when pages run out, its prefill
         # lost.
@@ -346,6 +370,10 @@ class Planner:
     def _schedule(self, draft: Draft) -> None:
         for sequence in draft.decodes:
             sequence.num_scheduled_tokens += 1
+        if len(draft.num_drafts):
+            for sequence, num_drafts in zip(draft.decodes, draft.num_drafts.tolist(), strict=True):
+                sequence.num_scheduled_tokens += num_drafts
+                sequence.num_drafts += num_drafts
         if not draft.chunks:
             return
         begun = []

@@ -13,6 +13,7 @@ from services.compute.kv.memory import KVMemory
 from services.compute.kv.prefix_tree import Node
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.commit import Committer
+from services.compute.scheduler.drafting import Drafting, DraftPolicy
 from services.compute.scheduler.intake import Intake
 from services.compute.scheduler.outputs import Output
 from services.compute.scheduler.packing import Packer
@@ -52,7 +53,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, spec: RunnerSpec, settings: SchedulerSettings, policy: SchedulingPolicy
+        self,
+        spec: RunnerSpec,
+        settings: SchedulerSettings,
+        policy: SchedulingPolicy,
+        draft_policy: DraftPolicy | None = None,
     ) -> None:
         num_slots = min(settings.max_num_seqs, spec.max_num_seqs, spec.max_step_tokens)
         memory = KVMemory(spec.num_pages, spec.num_host_pages, spec.kv_groups)
@@ -62,9 +67,12 @@ class Scheduler:
         self._max_in_flight = settings.in_flight_steps
         self._state = state = SchedulerState(memory, settings, num_slots)
         self._intake = Intake(state, spec, settings)
-        self._planner = Planner(state, spec.max_step_tokens, settings)
         self._packer = Packer(state, num_slots)
-        self._committer = Committer(state)
+        self._drafting: Drafting | None = None
+        if draft_policy is not None:
+            self._drafting = Drafting(state, self._packer, draft_policy, spec.max_num_seqs)
+        self._planner = Planner(state, spec, settings, self._drafting)
+        self._committer = Committer(state, self._drafting)
         self._in_flight: deque[LaunchedStep] = deque()
         self._unpublished: LaunchedStep | None = None
         self._next_step_id = 0
@@ -96,6 +104,8 @@ class Scheduler:
         step_id = self._next_step_id
         self._next_step_id += 1
         step = self._packer.pack(draft, step_id)
+        if self._drafting is not None:
+            self._drafting.begin(step.plan.slots)
         self._in_flight.append(step)
         self._unpublished = step
         return step.plan
@@ -280,6 +290,6 @@ class Scheduler:
     def _publish(self, step: LaunchedStep, sequence: Sequence, num_tokens: int) -> None:
         table = sequence.table
         step.published += [(sequence, n) for n in table.publish(sequence.page_keys, num_tokens)]
-        table.drop(sequence.num_scheduled_tokens)
+        table.drop(sequence.next_position)
         if table.has_unsent:
             self._state.running.dirty_tables.append(sequence)

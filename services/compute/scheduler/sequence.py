@@ -49,6 +49,7 @@ class SequenceParams:
         pooling: str = "",
         arrived_at_s: float = 0.0,
         share: ClientShare | None = None,
+        max_drafts: int = 0,
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -67,26 +68,40 @@ class SequenceParams:
         self.pools_all = request.pooling and pooling != "last"  # of every position, in one slot
         self.structured = sampling.grammar_spec is not None
         self.nonfinite = False  # a choice of it has had logits that were
+        self.max_drafts = max_drafts if can_draft(request) else 0
         # A grammar's end is the answer's; until there its masks hold back what is to be ignored.
         has_grammar = sampling.grammar_spec is not None and bool(sampling.grammar_spec.grammar)
         self.eos_token_ids = () if sampling.ignore_eos and not has_grammar else eos_token_ids
         self.stop_ids = frozenset((*self.eos_token_ids, *sampling.stop_token_ids))
 
 
+def can_draft(request: Generate) -> bool:
+    """Whether several tokens of one step may be valid. Not where what may come next depends on the
+    token before otherwise than through the model: by penalties or a grammar."""
+    sampling = request.sampling
+    penalised = (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+    )
+    return not (penalised or request.pooling or sampling.grammar_spec is not None)
+
+
 class Sequence:
     """One attempt. Three counts of positions say where it stands.
 
     `num_tokens`: tokens whose ids the host has. `num_scheduled_tokens`: positions that are on the
-    device or on their way. `num_computed_tokens`: positions whose step has a result. The step that
-    reaches the end of what is known samples, so if `num_scheduled_tokens >= num_tokens`, their
-    difference plus one is the number of samples in flight, and the next input is on the device.
+    device or on their way, if all drafts among them are right, of which `num_drafts` are without a
+    result. `num_computed_tokens`: positions whose step has a result. The step that reaches the end
+    of what is known samples; from then on the next input is on the device.
     """
 
     __slots__ = (
         *("attempt", "cached_tokens", "charged", "check_at", "choice", "epoch", "followers"),
         *("has_run", "share"),
         *("host_pages", "leader", "live", "num_computed_tokens", "num_scheduled_tokens"),
-        *("num_scored", "opened", "order", "outputs", "page_tokens", "params", "prompt_len"),
+        *("num_drafts", "num_scored", "opened", "order", "outputs", "page_tokens", "params"),
+        "prompt_len",
         *("queued_s", "replan_at", "slot", "status", "stop_ids", "swap_step", "table"),
         *("token_limit", "transfer", "wants_scores"),
     )
@@ -126,6 +141,7 @@ class Sequence:
         self.num_scored = 0  # positions of the prompt whose scores have been handed on
         self.num_scheduled_tokens = 0
         self.num_computed_tokens = 0
+        self.num_drafts = 0
         self.slot = -1
         self.epoch = 0
         self.replan_at = 0  # scheduled tokens at which the planner has to do more than the next row
@@ -186,9 +202,32 @@ class Sequence:
     def is_fully_scheduled(self) -> bool:
         return self.num_scheduled_tokens >= self.token_limit - 1
 
+    @property
+    def next_position(self) -> int:
+        """At or before every position that is computed next."""
+        return self.num_scheduled_tokens - self.num_drafts
+
+    @property
+    def num_sendable(self) -> int:
+        """Positions whose pages the device is told of: of a prompt those that are scheduled."""
+        num_scheduled = self.num_scheduled_tokens
+        return self.table.room if num_scheduled >= self.num_tokens - 1 else num_scheduled
+
+    @property
+    def num_draftable(self) -> int:
+        """How many drafts the next row may have: they need pages, and a token that is wanted."""
+        end = min(self.table.room, self.token_limit - 1)
+        return min(self.params.max_drafts, end - self.num_scheduled_tokens - 1)
+
     def set_replan(self) -> None:
         """Let the planner look again when the pages or the tokens come to an end."""
-        self.replan_at = min(self.table.room, self.token_limit - 1)
+        room, end = self.table.room, self.token_limit - 1
+        self.replan_at = end if room >= end else room - self.params.max_drafts
+
+    def reject(self, num_drafts: int, num_accepted: int) -> None:
+        """A step has a result: so many of its drafts were right, the others were not computed."""
+        self.num_drafts -= num_drafts
+        self.num_scheduled_tokens -= num_drafts - num_accepted
 
     def set_check(self) -> None:
         """Let commit check tokens with logprobs, those that fill a page, and the last one."""
@@ -214,6 +253,7 @@ class Sequence:
     def restart(self, num_computed_tokens: int) -> None:
         self.num_scheduled_tokens = num_computed_tokens
         self.num_computed_tokens = num_computed_tokens
+        self.num_drafts = 0
 
     def page_keys(self, first: int, last: int) -> Iterable[bytes]:
         # A prompt may have thousands: sliced here they take half the time of as many calls.
@@ -248,14 +288,16 @@ class Sequence:
         sampling = self.params.sampling
         repetition = sampling.repetition_penalty != 1.0
         counted = repetition or sampling.presence_penalty or sampling.frequency_penalty
-        has_outputs = counted or self.params.structured
+        drafts = self.params.max_drafts > 0
+        has_outputs = counted or self.params.structured or drafts
         return SlotDelta(
             slot=self.slot,
             epoch=self.epoch,
             sampling=sampling,
             choice=self.choice,
             stop_ids=tuple(self.stop_ids),
-            prompt_ids=self.params.prompt_T if repetition else NO_IDS,
+            drafts=drafts,
+            prompt_ids=self.params.prompt_T if repetition or drafts else NO_IDS,
             # A copy: an array with a view of it cannot grow.
             output_ids=np.array(self.outputs, dtype=np.int32) if has_outputs else NO_IDS,
         )
@@ -290,6 +332,7 @@ class Draft:
     """What the next step computes."""
 
     decodes: list[Sequence] = field(default_factory=list)  # may be shared: never change it
+    num_drafts: Int32Array = field(default_factory=lambda: NO_IDS)  # of `decodes`; empty: none
     chunks: list[Chunk] = field(default_factory=list)
     num_scored: int = 0  # tokens of rows whose prompts are scored
     # Pages that the chunks fill and that are in the prefix tree already.

@@ -16,6 +16,7 @@ from common.messages.failure import Ending, EndReason, Failure
 from common.messages.logprobs import PromptLogprobs
 from common.messages.tokens import TokenLogprobs
 from services.compute.kv.memory import KVMemory
+from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.outputs import Output, OutputRoutes, SequenceOutput
 from services.compute.scheduler.sequence import Sequence, Status
 from services.compute.scheduler.transfers import Transfers
@@ -38,6 +39,13 @@ class SchedulerSettings(Settings):
     in_flight_steps: int = Field(default=1, ge=0)  # steps without a result when one is planned
     tombstone_s: float = Field(default=60.0, ge=0.0)  # how long an early abort is remembered
     max_tombstones: int = Field(default=16384, ge=1)
+
+
+def most_at_once(settings: SchedulerSettings, spec: RunnerSpec) -> int:
+    """Positions that a sequence may have pages for beside those that its next query sees: of its
+    largest chunk, or of drafts, those in flight and those of the next two steps."""
+    drafts = (settings.in_flight_steps + 2) * spec.max_drafts
+    return max(min(settings.max_prefill_tokens, spec.max_step_tokens), drafts + 1)
 
 
 class OpenAttempts:

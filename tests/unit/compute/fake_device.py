@@ -9,6 +9,9 @@ at the read, or gives a wrong token. What is in a page that has no owner is gone
 A transfer copies when it is finished, as late as it can: until then no row may write to a page that
 it reads, nor use one that it writes, and no other transfer may write to either.
 
+Behind the token of a decode row it puts drafts, as far as the plan allows, of which some are right:
+chance follows from the prefix, so that a history always runs alike.
+
 What a row reads was written in an earlier step, or is written in the same step by another row:
 in every layer of a model all rows store their keys before any of them attends. Here, where a row
 is computed at once, that other row is taken first.
@@ -17,7 +20,7 @@ is computed at once, that other row is taken first.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -140,6 +143,14 @@ class Slot:
     index: int = -1  # of its output
     outputs: list[int] = field(default_factory=list)
     num_pooled: int = 0
+    valid: list[int] = field(default_factory=list)  # of the step, if drafts are right
+    num_offered: int = 0
+
+
+def draft_after(prefix: int, token: int, number: int) -> int | None:
+    """A guess at the token after a prefix, which is this one; None: there are no more guesses."""
+    chance = hash((prefix, number)) % 8
+    return None if chance == 0 else (token + 1) % 32 if chance <= 2 else token
 
 
 class FakeDevice:
@@ -182,9 +193,10 @@ class FakeDevice:
             assert 0 <= group < len(self.spans)
             self.slots[slot].pages[group, index] = page
         self._check_shape(plan)
+        self._check_drafts(plan)
         self._check_owners(plan)
         prefixes = self._forward(plan, damaged)
-        result = self._sample(plan, [row[-1] for row in prefixes], skipped)
+        result = self._sample(plan, prefixes, skipped)
         for score in plan.scores:
             result.scores[score.row] = self._score(plan, prefixes[score.row], score)
         for pool in plan.pools:
@@ -245,12 +257,35 @@ class FakeDevice:
         assert plan.page_group.dtype == np.int32
         assert len(plan.page_group) == len(plan.page_id) or len(self.spans) == 1
 
+    def _check_drafts(self, plan: StepPlan) -> None:
+        num_more = int(plan.num_drafts.sum())
+        assert plan.num_tokens + num_more <= self.spec.max_step_tokens
+        assert plan.num_rows + num_more <= self.spec.max_num_seqs
+        if not len(plan.num_drafts):
+            return
+        assert len(plan.num_drafts) == plan.num_decode_rows and plan.num_drafts.dtype == np.int32
+        assert 0 <= plan.num_drafts.min() and plan.num_drafts.max() <= self.spec.max_drafts
+        for row, num_drafts in enumerate(plan.num_drafts.tolist()):
+            delta = self.slots[int(plan.row_slot[row])].delta
+            assert not num_drafts or (delta.drafts and plan.tokens[row] == DEVICE_TOKEN)
+
+    def _positions(self, plan: StepPlan, row: int) -> tuple[int, int]:
+        """The first position of a row, and the one behind the last that it may have."""
+        start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
+        slot = self.slots[int(plan.row_slot[row])]
+        if row < plan.num_decode_rows and plan.tokens[row] == DEVICE_TOKEN and slot.delta.drafts:
+            assert slot.length <= start, "the host is wrong about a slot's length"
+            start, stop = slot.length, slot.length + 1
+        if row < len(plan.num_drafts):
+            stop += int(plan.num_drafts[row])
+        return start, stop
+
     def _check_owners(self, plan: StepPlan) -> None:
         """A page that rows of this step use is one group's, and at one place in all of them."""
         owners: dict[int, tuple[int, int]] = {}
         arriving = self.under_way(on_host=False, written=True)
         for row, slot in enumerate(plan.row_slot.tolist()):
-            start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
+            start, stop = self._positions(plan, row)
             for group in range(len(self.spans)):
                 first = self.spans[group].first_position(start) // self.page_tokens
                 for index in range(first, -(-stop // self.page_tokens)):
@@ -269,15 +304,23 @@ class FakeDevice:
         for row in self._rows_in_order(plan):
             slot = self.slots[int(plan.row_slot[row])]
             assert slot.delta.epoch == plan.row_epoch[row], "the row is of a former owner"
-            start, length = int(plan.q_start[row]), int(plan.q_len[row])
+            start, stop = self._positions(plan, row)
+            length = int(plan.q_len[row])
             prefix = DAMAGED[0] if damaged else self._read(slot, start)
-            for position in range(start, start + length):
-                token = int(plan.tokens[token_start[row] + position - start])
+            slot.valid, slot.num_offered = [], 0
+            for position in range(start, stop):
+                if position < start + length:
+                    token = int(plan.tokens[token_start[row] + position - start])
+                else:
+                    draft = self._draft(slot, prefix)
+                    if draft is None:
+                        break
+                    token = draft
                 if token == DEVICE_TOKEN:
                     assert slot.last is not None, "there is no sampled token in this slot"
                     assert slot.length == position, "the host is wrong about a slot's length"
                     token = slot.last
-                else:
+                elif position < start + length:
                     slot.last, slot.length, slot.index = token, position, -1
                 prefix = extend(prefix, token)
                 prefixes[row].append(prefix)
@@ -288,12 +331,25 @@ class FakeDevice:
                     self.pages[page][offset] = DAMAGED if prefix < 0 else (token, prefix, group)
         return prefixes
 
+    @staticmethod
+    def _draft(slot: Slot, prefix: int) -> int | None:
+        """The next draft behind a prefix; while drafts are right, the token there is valid."""
+        number = slot.num_offered
+        index, delta = slot.index + number, slot.delta
+        token = next_token(prefix, index, delta.sampling, delta, slot.outputs)
+        draft = draft_after(prefix, token, number)
+        if draft is not None:
+            if draft == token and len(slot.valid) == number:
+                slot.valid.append(token)
+            slot.num_offered += 1
+        return draft
+
     def _rows_in_order(self, plan: StepPlan) -> list[int]:
         """The rows, each after those that write what it reads."""
         reads, writes = [], []
         for row in range(plan.num_rows):
             slot = self.slots[int(plan.row_slot[row])]
-            start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
+            start, stop = self._positions(plan, row)
             row_reads, row_writes = set(), set()
             for group in range(len(self.spans)):
                 seen = range(self.spans[group].first_position(start), start)
@@ -372,26 +428,43 @@ class FakeDevice:
         seed = self.slots[int(plan.row_slot[row])].delta.sampling.seed
         return seed in self.nonfinite_seeds
 
-    def _sample(self, plan: StepPlan, prefixes: list[int], skipped: frozenset[int]) -> StepResult:
+    def _sample(
+        self, plan: StepPlan, prefixes: list[list[int]], skipped: frozenset[int]
+    ) -> StepResult:
         count = len(plan.sample_row)
-        tokens = np.zeros((count, 1), dtype=np.int32)
+        tokens = np.zeros((count, 1 + self.spec.max_drafts), dtype=np.int32)
         valid = np.ones(count, dtype=np.int32)
         nonfinite = np.zeros(count, dtype=np.bool_)
+        offered, found = np.zeros((2, count), dtype=np.int32)
         logprobs = {}
         for sample, (row, index) in enumerate(zip(plan.sample_row, plan.sample_index, strict=True)):
             slot = self.slots[int(plan.row_slot[row])]
             sampling = slot.delta.sampling
-            assert slot.index in (-1, index), "the host is wrong about a slot's output index"
-            slot.index = int(index)
+            self._take_index(slot, int(index))
             if sample in skipped:
                 nonfinite[sample] = sampling.seed in self.nonfinite_seeds
                 continue
-            token = next_token(prefixes[row], int(index), sampling, slot.delta, slot.outputs)
-            slot.last, slot.length, slot.index = token, slot.length + 1, slot.index + 1
-            slot.outputs.append(token)
-            tokens[sample, 0] = token
+            drawn = slot.valid.copy()  # right drafts, and the token behind the last of them
+            prefix = prefixes[row][len(drawn) if row < plan.num_decode_rows else -1]
+            index = slot.index + len(drawn)
+            drawn.append(next_token(prefix, index, sampling, slot.delta, slot.outputs))
+            slot.last, slot.length = drawn[-1], slot.length + len(drawn)
+            slot.index += len(drawn)
+            slot.outputs += drawn
+            tokens[sample, : len(drawn)] = drawn
+            valid[sample], offered[sample] = len(drawn), slot.num_offered
+            found[sample] = self.spec.max_drafts * slot.delta.drafts
             if sampling.seed in self.nonfinite_seeds:
                 nonfinite[sample], valid[sample] = True, 0
             if sampling.num_logprobs >= 0:
-                logprobs[sample] = (TokenLogprobs(-float(token)),)
-        return StepResult(plan.step_id, tokens, valid, nonfinite, logprobs)
+                logprobs[sample] = tuple(TokenLogprobs(-float(token)) for token in drawn)
+        result = StepResult(plan.step_id, tokens, valid, nonfinite, logprobs)
+        return replace(result, num_offered=offered, num_found=found)
+
+    @staticmethod
+    def _take_index(slot: Slot, index: int) -> None:
+        """The plan's output index is the slot's, or above it where drafts may have been wrong."""
+        known = slot.index >= 0
+        is_right = slot.index <= index if slot.delta.drafts else slot.index == index
+        assert is_right or not known, "the host is wrong about a slot's output index"
+        slot.index = slot.index if known else index

@@ -20,6 +20,7 @@ shapes = st.fixed_dictionaries(
         "prefix_cache": st.sampled_from([0, 1, 1]),
         "pooling": st.sampled_from(["last", "mean"]),
         "windows": st.sampled_from(WINDOWS),
+        "max_drafts": st.sampled_from([0, 3, 5]),
         "transfer_turns": st.sampled_from([0, 0, 1, 2, 5]),
     }
 )

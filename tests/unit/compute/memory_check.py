@@ -112,7 +112,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
             assert not any(table.pages or table.first for table in tables)
             assert not sequence.in_flight
         for table in tables:
-            most = table._kind.most_entries(sequence.token_limit, scheduler._planner._max_chunk)
+            most = table._kind.most_entries(sequence.token_limit, scheduler._planner._most_at_once)
             assert len(table.pages) <= most, "more than a window and a chunk"
 
 
@@ -135,7 +135,9 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     """Every row's sequence holds, in every kind, all pages that the row reads or writes."""
     running = scheduler._state.running
     by_slot = {s.slot: s for s in running if s.status is Status.RUNNING}
-    for slot, start, stop in zip(plan.row_slot, plan.q_start, plan.pos_upper, strict=True):
+    num_drafts = [*plan.num_drafts.tolist(), *[0] * (plan.num_rows - len(plan.num_drafts))]
+    rows = zip(plan.row_slot, plan.q_start, plan.pos_upper + num_drafts, strict=True)
+    for slot, start, stop in rows:
         for table in tables_of(by_slot[int(slot)].table):
             seen = table._kind.span.first_position(int(start))
             assert table.first * table.page_tokens <= seen, "a page was released too early"

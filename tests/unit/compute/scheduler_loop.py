@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Ending
 from common.messages.generate import Generate
@@ -19,7 +21,7 @@ from services.compute.scheduler.policies import DecodeFirst, SchedulingPolicy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.scheduler.transfers import Transfer
-from services.compute.step import StepPlan, StepResult
+from services.compute.step import NO_IDS, Int32Array, StepPlan, StepResult
 from tests.unit.compute.fake_device import (
     FakeDevice,
     embedding_of,
@@ -140,6 +142,30 @@ class Stream:
         return generate(prompt_ids(self.request), self.request.sampling, self.choice)
 
 
+class SomeDrafts:
+    """A draft policy that takes more or fewer, and is told only of slots that have an owner."""
+
+    def __init__(self) -> None:
+        self.num_chosen = 0
+
+    def begin(self, slot: int) -> None:
+        assert slot >= 0
+
+    def choose(self, slots_Q: Int32Array, limits_Q: Int32Array, num_rows: int) -> Int32Array:
+        """Some of the drafts that rows may have."""
+        self.num_chosen += 1
+        wanted = (slots_Q * 5 + self.num_chosen * 3) % 7 - 2
+        most = np.maximum(np.minimum(wanted, limits_Q), 0)
+        drafts = np.diff(np.minimum(np.cumsum(most), max(num_rows, 0)), prepend=0)
+        return drafts.astype(np.int32) if drafts.any() else NO_IDS
+
+    def seen(self, slots: Int32Array, offered: Int32Array, right: Int32Array) -> None:
+        assert (slots >= 0).all() and (right <= offered).all()
+
+    def found(self, slots: Int32Array, num_found: Int32Array) -> None:
+        assert (slots >= 0).all() and len(slots) == len(num_found)
+
+
 @dataclass
 class Loop:
     """The engine's loop, one call at a time. Transfers last for so many turns."""
@@ -150,7 +176,8 @@ class Loop:
     transfer_turns: int = 0
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.spec, self.settings, self.policy)
+        drafts = SomeDrafts() if self.spec.max_drafts else None
+        self.scheduler = Scheduler(self.spec, self.settings, self.policy, drafts)
         self.device = FakeDevice(self.spec)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.streams: dict[int, Stream] = {}

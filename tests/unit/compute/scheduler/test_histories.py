@@ -49,7 +49,7 @@ pytestmark = pytest.mark.hypothesis
 # Shrinking a history can take minutes, so it is left to `make fuzz`.
 NUM_CASES: dict[PolicyName, int] = {
     "decode_first": 50,
-    "prefill_first": 50,
+    "prefill_first": 100,
     "static_batch": 160,  # with 100, no broken step has new owners of pages to describe again
 }
 SETTINGS = settings(
@@ -80,6 +80,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 **spec,
                 max_num_seqs=shape["max_num_seqs"],
                 max_step_tokens=shape["max_step_tokens"],
+                max_drafts=shape["max_drafts"],
             ),
             SchedulerSettings(
                 max_num_seqs=8,
@@ -363,6 +364,10 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.loop.run()
         self.loop.check_finished()
         self.seen["came back"] += self.loop.num_moved(Direction.TO_DEVICE) > 0
+        drafting = self.loop.scheduler._drafting
+        if drafting is not None:
+            self.seen["right"] += drafting.num_accepted_total
+            self.seen["wrong"] += drafting.num_drafts_total - drafting.num_accepted_total
         self.seen["read in the step of the write"] += self.loop.device.num_reads_of_same_step
         check_scheduler(self.loop.scheduler)
         self.loop.scheduler.flush_prefix_cache()
@@ -379,6 +384,6 @@ def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(
     max_examples = num_cases(NUM_CASES[policy], exploring=400)
     run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max_examples))
     if settings.default.derandomize:  # what `make fuzz` draws need not have everything in it
-        shared = "read in the step of the write"
-        for event in ("refused", "described again", "left behind", "loading", shared):
+        events = ("refused", "described again", "left behind", "loading", "right", "wrong")
+        for event in (*events, "read in the step of the write"):
             assert machine.seen[event], event

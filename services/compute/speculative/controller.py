@@ -1,0 +1,90 @@
+"""How many drafts each decode row of a step gets: as many as let it give more tokens a second.
+
+A draft is right with some probability and, behind a wrong one, for nothing; and a step takes longer
+with each row. So of all drafts that rows could have those likeliest to be accepted come first, as
+many of them as give the most expected tokens in the step's measured time. None is an answer, too.
+
+Shape legend: Q decode rows, K drafts of a row, N slots.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from services.compute.speculative.step_costs import StepCosts
+from services.compute.step import NO_IDS, Int32Array
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+FIRST_RATE = 0.5
+"""What is believed of a sequence's drafts before any was tried: one that is right pays for three or
+more wrong ones wherever weights are most of a step."""
+
+MEMORY = 0.8
+"""Of what was seen so far in what is believed after another step: five steps or so."""
+
+FORGETTING = 0.98
+"""The same after a step in which the drafts that were there were not tried: so after a hundred or
+so they are."""
+
+LEAST_GAIN = 1.02
+"""Of a step with drafts over one without, below which there are none: what is believed is noisy."""
+
+
+class DraftController:
+    """Chooses from what was accepted lately; synchronous, and knows no clock."""
+
+    def __init__(self, num_slots: int, max_drafts: int, costs: StepCosts) -> None:
+        self._costs = costs
+        self._max_drafts = max_drafts
+        self._power_K = np.arange(1, max_drafts + 1)
+        self._found_N = np.zeros(num_slots, dtype=np.int32)
+        self._right_N = np.zeros(num_slots)
+        self._tried_N = np.zeros(num_slots)
+
+    def begin(self, slot: int) -> None:
+        """A sequence takes a slot."""
+        self._found_N[slot] = 0
+        self._right_N[slot] = self._tried_N[slot] = 0.0
+
+    def choose(self, slots_Q: Int32Array, limits_Q: Int32Array, num_rows: int) -> Int32Array:
+        """Drafts for each row; at most its limit, and `num_rows` together. Empty: none at all."""
+        most_Q = np.minimum(np.minimum(self._found_N[slots_Q], limits_Q), self._max_drafts)
+        if num_rows <= 0 or most_Q.max(initial=0) <= 0:
+            return NO_IDS
+        survival_QK = self._rate(slots_Q)[:, None] ** self._power_K
+        survival_QK[self._power_K > most_Q[:, None]] = -1.0
+        likely = np.sort(survival_QK.ravel())[::-1][:num_rows]
+        likely = likely[likely > 0.0]
+        tokens = len(slots_Q) + np.concatenate(([0.0], np.cumsum(likely)))
+        rates = tokens / self._costs.seconds(len(slots_Q) + np.arange(len(tokens)))
+        best = int(rates.argmax())
+        if rates[best] < LEAST_GAIN * rates[0]:
+            self._tried_N[slots_Q] *= FORGETTING
+            self._right_N[slots_Q] *= FORGETTING
+            return NO_IDS
+        return self._first(survival_QK, best)
+
+    def seen(self, slots: Int32Array, offered: Int32Array, right: Int32Array) -> None:
+        """So many drafts of these slots were there, and so many, the first of them, were right."""
+        tried = np.minimum(right + 1, offered)  # behind a wrong one nothing is learned
+        self._tried_N[slots] = self._tried_N[slots] * MEMORY + tried
+        self._right_N[slots] = self._right_N[slots] * MEMORY + right
+
+    def found(self, slots: Int32Array, num_found: Int32Array) -> None:
+        """So many drafts are there for the next step of these slots."""
+        self._found_N[slots] = num_found
+
+    def _rate(self, slots_Q: Int32Array) -> FloatArray:
+        rate: FloatArray = (self._right_N[slots_Q] + FIRST_RATE) / (self._tried_N[slots_Q] + 1.0)
+        return rate
+
+    @staticmethod
+    def _first(survival_QK: FloatArray, count: int) -> Int32Array:
+        """How many of the `count` likeliest drafts each row has; ties go to the rows before."""
+        order = np.argsort(-survival_QK, axis=None, kind="stable")[:count]
+        num_drafts = np.bincount(order // survival_QK.shape[1], minlength=len(survival_QK))
+        return num_drafts.astype(np.int32)
