@@ -6,6 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import structlog
+
 from common.config import ModelSettings
 from common.errors import ConfigError
 from common.messages.control import ModelCard
@@ -15,9 +17,13 @@ from services.compute.config import ComputeSettings
 from services.compute.grammar.protocol import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.runner.registry import load_runner
+from services.compute.scheduler.drafting import DraftPolicy
 from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
+from services.compute.speculative.controller import DraftController, FixedDrafts
+from services.compute.speculative.settings import read_speculative
+from services.compute.speculative.step_costs import measure
 
 KEPT_PART = 256
 """The mask worker's memory over the text of kept grammars, which take 0.4 of it when compiled."""
@@ -46,10 +52,23 @@ class ModelDevice:
         runner = load_runner(self._folder, settings)
         spec = runner.spec()
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
-        scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy)
+        drafts = draft_policy(settings, runner)
+        scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy, drafts)
         card = model_card(self.card(), settings, spec)
         card = replace(card, sampling_defaults=defaults, matryoshka=matryoshka)
         return runner, scheduler, card, grammar_settings(self._folder, settings, spec)
+
+
+def draft_policy(settings: ComputeSettings, runner: Runner) -> DraftPolicy | None:
+    """What chooses numbers of drafts: the settings, or from what steps take on this device."""
+    speculative, spec = read_speculative(settings.speculative_config), runner.spec()
+    if speculative is None or not spec.max_drafts:
+        return None
+    if speculative.num_speculative_tokens:
+        return FixedDrafts(spec.max_num_seqs, spec.max_drafts)
+    costs = measure(runner)
+    structlog.get_logger().info("steps measured", rows=costs.num_rows, seconds=costs.step_s)
+    return DraftController(spec.max_num_seqs, spec.max_drafts, costs)
 
 
 def grammar_settings(

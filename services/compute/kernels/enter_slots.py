@@ -18,7 +18,9 @@ from services.compute.kernels.logits_processors import SEEN_IN_PROMPT, Processor
 from services.compute.kernels.slot_entries import ENTRY_INTS, HEADER_INTS, PLACES
 
 _HEADER, _ENTRY = tl.constexpr(HEADER_INTS), tl.constexpr(ENTRY_INTS)
-_SLOT, _COUNTED, _NUM_PROMPT, _NUM_OUTPUT, _NUM_BIAS, _NUM_STOPS, _START = map(tl.constexpr, PLACES)
+_SLOT, _COUNTED, _NUM_PROMPT, _NUM_OUTPUT, _NUM_BIAS, _NUM_STOPS, _START, _DRAFTS = map(
+    tl.constexpr, PLACES
+)
 
 PROMPT_BIT = tl.constexpr(SEEN_IN_PROMPT)
 

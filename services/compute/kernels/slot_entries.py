@@ -17,7 +17,7 @@ from services.compute.step import MAX_BIAS, MAX_STOP_IDS, Int32Array
 
 HEADER_INTS = 8
 ENTRY_INTS = 8
-SLOT, COUNTED, NUM_PROMPT, NUM_OUTPUT, NUM_BIAS, NUM_STOPS, START = PLACES = range(7)
+SLOT, COUNTED, NUM_PROMPT, NUM_OUTPUT, NUM_BIAS, NUM_STOPS, START, DRAFTS = PLACES = range(8)
 """Places in an entry; START is where its ids begin."""
 
 SHARED_INTS = 1 << 18
@@ -32,7 +32,8 @@ def packed_size(max_positions: int) -> int:
 
 class SlotEntry(NamedTuple):
     """One new sequence. With `counted` the counts of its slot start anew, with its own prompt and
-    outputs, for penalties; ids beyond the vocabulary are passed over."""
+    outputs, for penalties; ids beyond the vocabulary are passed over. With `drafts` its next tokens
+    are guessed from those."""
 
     slot: int
     counted: bool
@@ -41,10 +42,11 @@ class SlotEntry(NamedTuple):
     bias_ids: Int32Array
     bias: Int32Array  # float32 by their bits
     stop_ids: Int32Array
+    drafts: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        prompt_ids, output_ids, bias_ids, _, stop_ids = self[2:]
+        prompt_ids, output_ids, bias_ids, _, stop_ids = self[2:7]
         return len(prompt_ids), len(output_ids), len(bias_ids), len(stop_ids)
 
     @property
@@ -60,8 +62,8 @@ def pack_entries(entries: Sequence[SlotEntry], out: Int32Array) -> int:
     columns: list[Int32Array] = []
     end = start
     for entry in entries:
-        rows.append((entry.slot, entry.counted, *entry.sizes, end, 0))
-        columns += entry[2:]
+        rows.append((entry.slot, entry.counted, *entry.sizes, end, entry.drafts))
+        columns += entry[2:7]
         end += entry.num_ints
     out[:HEADER_INTS] = 0
     out[0] = len(entries)
@@ -75,11 +77,11 @@ def read_entries(packed: Int32Array) -> Iterator[SlotEntry]:
     """The entries that `pack_entries` wrote, as views."""
     for number in range(packed[0]):
         first = HEADER_INTS + number * ENTRY_INTS
-        slot, counted, *sizes, start, _ = packed[first : first + ENTRY_INTS].tolist()
+        slot, counted, *sizes, start, drafts = packed[first : first + ENTRY_INTS].tolist()
         prompt, output, bias, stops = sizes
         ends = [*accumulate((prompt, output, bias, bias, stops), initial=start)]
-        columns = [packed[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-        yield SlotEntry(slot, bool(counted), *columns)
+        ids, outputs, biased, biases, stop_ids = map(packed.__getitem__, map(slice, ends, ends[1:]))
+        yield SlotEntry(slot, bool(counted), ids, outputs, biased, biases, stop_ids, bool(drafts))
 
 
 def entries_that_fit(entries: Sequence[SlotEntry], room: int) -> Iterator[list[SlotEntry]]:

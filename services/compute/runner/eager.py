@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +27,7 @@ from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.step_buffers import (
     GROUP_SHIFT,
     NUM_DECODE_ROWS,
-    NUM_KEPT_ROWS,
     NUM_ROWS,
-    NUM_TOKENS,
 )
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.cpu_linear import CpuLinears
@@ -43,6 +40,7 @@ from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import copy_pages
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.device_errors import fatal_if_the_device_fails
+from services.compute.runner.eager_drafting import EagerDrafting
 from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.model_loader import (
     Limits,
@@ -55,6 +53,7 @@ from services.compute.runner.model_loader import (
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.pooling import embedding_of, pooled_tokens
 from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.slot_states import NO_ROWS, Rows, SlotStates
 from services.compute.runner.uploads import (
     MAX_PAGE_ENTRIES,
     NUM_POOLS,
@@ -67,9 +66,10 @@ from services.compute.runner.uploads import (
 from services.compute.sampling.logprobs import score_prompt
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import (
+    NO_IDS,
+    BoolArray,
     Float32Array,
     Int32Array,
-    Int64Array,
     RowScores,
     ScoreRow,
     StepPlan,
@@ -114,67 +114,16 @@ class EagerTicket:
 
     step_id: int
     start_s: float
-    slots_S: Int64Array
-    indices_S: Int64Array
+    rows: Rows
     logits_SV: Tensor
     work: Generator[None, None, None] | None = None
     scores: dict[int, RowScores] = field(default_factory=dict)
     embeddings: dict[int, Float32Array] = field(default_factory=dict)
     sampled: Sampled | None = None
+    accepted_S: BoolArray | None = None  # of a model that drafts
+    num_found_S: Int32Array = field(default_factory=lambda: NO_IDS)
     end_s: float = 0.0
     computed_s: float = 0.0  # by this thread's own clock
-
-
-class Rows(NamedTuple):
-    """A step's rows, decode rows first, as upload and resident states say them."""
-
-    slots_R: Int64Array
-    q_start_R: Int64Array
-    q_len_R: Int64Array
-    tokens_T: Int64Array
-    sample_row_S: Int64Array
-    sample_index_S: Int64Array
-
-
-class SlotStates:
-    """What stays from step to step, by slot; the reference is `kernels.step_input`."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._length, self._output_index, self._last_token = np.zeros(
-            (3, num_slots), dtype=np.int64
-        )
-        self._rows: Int64Array = np.zeros(0, dtype=np.int64)  # slots of the step before
-
-    def unpack(self, step: StepUpload) -> Rows:
-        """The rows of a step; its sampled chunks and states change the slots'."""
-        slots_E, *states = step.states()
-        self._length[slots_E], self._output_index[slots_E], self._last_token[slots_E] = states
-        header, starts = step.header, step.section("token_start")
-        num_decodes = header[NUM_DECODE_ROWS]
-        kept = self._rows[: header[NUM_KEPT_ROWS]]
-        slots_R = self._rows = np.concatenate((kept, step.section("row_slot")))
-        decodes = slots_R[:num_decodes]
-        first_R = np.concatenate((np.arange(num_decodes), starts, [header[NUM_TOKENS]]))
-        rows = Rows(
-            slots_R,
-            np.concatenate((self._length[decodes], step.section("chunk_start"))),
-            np.diff(first_R),
-            np.concatenate((self._last_token[decodes], step.section("tokens"))),
-            np.concatenate((np.arange(num_decodes), step.section("sample_row"))),
-            np.concatenate((self._output_index[decodes], step.section("sample_index"))),
-        )
-        sampled = rows.sample_row_S[num_decodes:]
-        last, slots = first_R[sampled + 1] - 1, slots_R[sampled]
-        self._length[slots] = (rows.q_start_R + rows.q_len_R)[sampled] - 1
-        self._output_index[slots] = rows.sample_index_S[num_decodes:]
-        self._last_token[slots] = rows.tokens_T[last]
-        return rows
-
-    def advance(self, slots: Int64Array, tokens: Int64Array) -> None:
-        """These slots have one token more."""
-        self._length[slots] += 1
-        self._output_index[slots] += 1
-        self._last_token[slots] = tokens
 
 
 class EagerExecutor:
@@ -202,8 +151,11 @@ class EagerExecutor:
         self._tables_GNL = np.zeros(tables, dtype=np.int64)
         counts = {layer: tokens_X.numpy() for layer, tokens_X in model.expert_tokens.items()}
         self._counters = HostCounters(counts) if counts else None
-        self._states = SlotStates(settings.max_num_seqs)
         self._spec = spec = loader.spec(limits, model.has_head, STALL_AFTER_S, overlaps=False)
+        self._states = SlotStates(settings.max_num_seqs, spec.max_drafts)
+        self._drafting: EagerDrafting | None = None
+        if loader.drafts is not None and spec.max_drafts:
+            self._drafting = EagerDrafting(loader.drafts, spec)
         rows = spec.max_num_seqs
         sizes = {
             UploadKind.ENTRIES: entries_size(loader.max_positions),
@@ -219,7 +171,10 @@ class EagerExecutor:
         return self._buffers[kind]
 
     def enter(self, num_ints: int) -> None:
-        self._sampler.enter(self._buffers[UploadKind.ENTRIES][:num_ints])
+        packed = self._buffers[UploadKind.ENTRIES][:num_ints]
+        self._sampler.enter(packed)
+        if self._drafting is not None:
+            self._drafting.enter(packed)
 
     @fatal_if_the_device_fails
     @torch.inference_mode()
@@ -229,11 +184,9 @@ class EagerExecutor:
         self._apply(step)
         no_logits = torch.zeros(0, self._spec.vocab_size)
         if not step.header[NUM_ROWS]:
-            none = np.zeros(0, dtype=np.int64)
-            return EagerTicket(step.step_id, start_s, none, none, no_logits)
+            return EagerTicket(step.step_id, start_s, NO_ROWS, no_logits)
         rows = self._states.unpack(step)
-        slots_S = rows.slots_R[rows.sample_row_S]
-        ticket = EagerTicket(step.step_id, start_s, slots_S, rows.sample_index_S, no_logits)
+        ticket = EagerTicket(step.step_id, start_s, rows, no_logits)
         ticket.work = self._compute(ticket, step, rows)
         return ticket
 
@@ -280,17 +233,22 @@ class EagerExecutor:
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: EagerTicket, num_ints: int) -> EagerTicket:
-        slots, masks, began_s = ticket.slots_S, None, time.thread_time()
+        slots, masks, began_s = ticket.rows.slot_S, None, time.thread_time()
         self._go_on(ticket, inf)
         if num_ints:
             spec, packed = self._spec, self._buffers[UploadKind.MASKS][:num_ints]
             masks = read_masks(packed, spec.max_num_seqs, mask_words(spec.vocab_size))
-        sampled = self._sampler.sample(ticket.logits_SV, slots, ticket.indices_S, masks)
+        sampled = self._sampler.sample(ticket.logits_SV, slots, ticket.rows.index_S, masks)
         tokens = sampled.tokens_S.numpy()
-        if masks is not None and masks.skipped:
-            drawn = np.delete(np.arange(len(slots)), masks.skipped)
-            slots, tokens = slots[drawn], tokens[drawn]
-        self._states.advance(slots, tokens)
+        counts = np.ones(len(slots), dtype=np.bool_)
+        if self._drafting is not None:
+            ticket.accepted_S = self._drafting.accepted(ticket.rows, tokens)
+            counts = ticket.accepted_S.copy()
+        if masks is not None:
+            counts[list(masks.skipped)] = False
+        self._states.advance(slots[counts], tokens[counts])
+        if self._drafting is not None:
+            ticket.num_found_S = self._drafting.draft(self._states, slots, tokens, counts)
         ticket.sampled = sampled
         ticket.end_s = time.monotonic()
         ticket.computed_s += time.thread_time() - began_s
@@ -302,17 +260,22 @@ class EagerExecutor:
         if sampled is None:
             raise RuntimeError(f"step {ticket.step_id} has not been sampled")
         finite = sampled.finite_S.numpy()
+        counts, num_offered = np.ones_like(finite), NO_IDS
+        if ticket.accepted_S is not None:
+            counts, num_offered = ticket.accepted_S, ticket.rows.num_offered_S
         return StepResult(
             step_id=ticket.step_id,
             tokens=sampled.tokens_S.numpy().astype(np.int32)[:, None],
-            n_valid=finite.astype(np.int32),
-            nonfinite=~finite,
+            n_valid=(finite & counts).astype(np.int32),
+            nonfinite=~finite & counts,
             logprobs=sampled.logprobs,
             device_start_s=ticket.start_s,
             device_end_s=ticket.end_s,
             computed_s=ticket.computed_s,
             scores=ticket.scores,
             embeddings=ticket.embeddings,
+            num_offered=num_offered,
+            num_found=ticket.num_found_S,
         )
 
     def ready(self, ticket: EagerTicket) -> bool:

@@ -39,6 +39,7 @@ from services.compute.quantization.at_load import Quantization
 from services.compute.quantization.config import format_of
 from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
+from services.compute.speculative.settings import SpeculativeSettings, read_speculative
 
 L = TypeVar("L")
 
@@ -90,6 +91,10 @@ class ModelLoader:
         dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
         check_at_load(quantization, settings.quantization)
         return ModelLoader(folder, settings, device, config, pooling, dtype, quantization, ranks)
+
+    @property
+    def drafts(self) -> SpeculativeSettings | None:
+        return read_speculative(self.settings.speculative_config)
 
     @property
     def shard(self) -> Shard:
@@ -233,6 +238,7 @@ class ModelLoader:
             overlaps=overlaps,
             pooling="" if self.pooling is None else self.pooling.kind,
             generates=generates,
+            max_drafts=self.drafts.max_drafts if self.drafts and generates else 0,
         )
 
     def _num_pages(self, room_bytes: Callable[[], int]) -> int:

@@ -110,7 +110,7 @@ def slot_entry(delta: SlotDelta, words_W: Int32Array, vocab_size: int) -> SlotEn
     Raises ValueError for more bias pairs or stop ids than there is room for.
     """
     flags = int(words_W[words.FLAGS])
-    if not flags & (words.PENALISED | words.BIASED | words.HAS_STOPS):
+    if not (delta.drafts or flags & (words.PENALISED | words.BIASED | words.HAS_STOPS)):
         return None
     bias = known_bias(delta.sampling, vocab_size)
     stops = known_ids(delta.stop_ids, vocab_size) if flags & words.HAS_STOPS else NO_IDS
@@ -120,14 +120,16 @@ def slot_entry(delta: SlotDelta, words_W: Int32Array, vocab_size: int) -> SlotEn
             f"there is room for {MAX_BIAS} and {MAX_STOP_IDS}"
         )
     counted = bool(flags & words.PENALISED)
+    brings_ids = counted or delta.drafts
     return SlotEntry(
         delta.slot,
         counted,
-        delta.prompt_ids if counted else NO_IDS,
-        delta.output_ids if counted else NO_IDS,
+        delta.prompt_ids if brings_ids else NO_IDS,
+        delta.output_ids if brings_ids else NO_IDS,
         int32_array(list(bias)),
         np.array(list(bias.values()), dtype=np.float32).view(np.int32),
         stops,
+        delta.drafts,
     )
 
 

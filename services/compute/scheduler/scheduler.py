@@ -42,6 +42,8 @@ class SchedulerStats:
     preemptions_total: int
     started_total: int  # sequences that have run
     nonfinite_requests_total: int
+    drafts_total: int = 0  # that the device had, where steps had rows for them
+    accepted_drafts_total: int = 0
 
 
 class Scheduler:
@@ -224,6 +226,10 @@ class Scheduler:
             preemptions_total=planner.preemptions_total,
             started_total=planner.num_started_total,
             nonfinite_requests_total=self._committer.nonfinite_requests_total,
+            drafts_total=0 if self._drafting is None else self._drafting.num_drafts_total,
+            accepted_drafts_total=0
+            if self._drafting is None
+            else self._drafting.num_accepted_total,
         )
 
     def queue(self) -> tuple[int, float | None]:

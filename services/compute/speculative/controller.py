@@ -88,3 +88,26 @@ class DraftController:
         order = np.argsort(-survival_QK, axis=None, kind="stable")[:count]
         num_drafts = np.bincount(order // survival_QK.shape[1], minlength=len(survival_QK))
         return num_drafts.astype(np.int32)
+
+
+class FixedDrafts:
+    """As many drafts for every row as were asked for, where there are any."""
+
+    def __init__(self, num_slots: int, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+        self._found_N = np.zeros(num_slots, dtype=np.int32)
+
+    def begin(self, slot: int) -> None:
+        self._found_N[slot] = 0
+
+    def choose(self, slots_Q: Int32Array, limits_Q: Int32Array, num_rows: int) -> Int32Array:
+        wanted_Q = np.minimum(np.minimum(self._found_N[slots_Q], limits_Q), self._num_drafts)
+        most_Q = np.minimum(np.maximum(wanted_Q, 0).cumsum(), max(num_rows, 0))
+        num_drafts: Int32Array = np.diff(most_Q, prepend=0).astype(np.int32)
+        return num_drafts if num_drafts.any() else NO_IDS
+
+    def seen(self, slots: Int32Array, offered: Int32Array, right: Int32Array) -> None:
+        pass
+
+    def found(self, slots: Int32Array, num_found: Int32Array) -> None:
+        self._found_N[slots] = num_found

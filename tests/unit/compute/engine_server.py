@@ -11,7 +11,7 @@ from common.messages.address import AttemptId
 from common.messages.sampling import SamplingParams
 from common.messages.tokens import TokenLogprobs
 from services.compute.config import ComputeSettings
-from services.compute.device import scheduler_settings
+from services.compute.device import draft_policy, scheduler_settings
 from services.compute.engine import Engine
 from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.transfer import Direction, PagePairs
@@ -71,7 +71,8 @@ class Server:
     def __init__(self, runner: Runner, settings: ComputeSettings) -> None:
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
         spec = runner.spec()
-        self.scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy)
+        drafts = draft_policy(settings, runner)
+        self.scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy, drafts)
         self.errors: list[Exception] = []
         self.engine = Engine(
             self.scheduler,

@@ -1,0 +1,103 @@
+"""What stays on the CPU from step to step, by slot, and the rows of a step that it gives.
+
+Shape legend: R rows, T tokens, S samples, N slots, K drafts of a row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    NUM_KEPT_ROWS,
+    NUM_TOKENS,
+    NUMBER_SHIFT,
+    SLOT_MASK,
+)
+from services.compute.runner.uploads import StepUpload
+from services.compute.sampling.slots import Int64Array
+from services.compute.speculative.acceptance import NO_DRAFT
+from services.compute.step import Int32Array
+
+
+class Rows(NamedTuple):
+    """A step's rows, decode rows first, as upload and resident states say them.
+
+    Those with a number above 0 have a draft as their input, or NO_DRAFT.
+    """
+
+    slots_R: Int64Array
+    q_start_R: Int64Array
+    q_len_R: Int64Array
+    tokens_T: Int64Array
+    sample_row_S: Int64Array
+    index_S: Int64Array
+    number_S: Int64Array
+    draft_S: Int64Array
+
+    @property
+    def slot_S(self) -> Int64Array:
+        return self.slots_R[self.sample_row_S]
+
+    @property
+    def num_offered_S(self) -> Int32Array:
+        """Whether a sample's row had a draft."""
+        num_offered_S: Int32Array = np.zeros(len(self.number_S), dtype=np.int32)
+        num_offered_S[(self.number_S > 0) & (self.draft_S != NO_DRAFT)] = 1
+        return num_offered_S
+
+
+NO_ROWS = Rows(*[np.zeros(0, dtype=np.int64)] * len(Rows._fields))
+
+
+class SlotStates:
+    """What stays from step to step, by slot; the reference is `kernels.step_input`."""
+
+    def __init__(self, num_slots: int, max_drafts: int = 0) -> None:
+        self._drafts_NK = np.full((num_slots, max_drafts + 1), NO_DRAFT, dtype=np.int64)
+        self._length, self._output_index, self._last_token = np.zeros(
+            (3, num_slots), dtype=np.int64
+        )
+        self._rows: Int64Array = np.zeros(0, dtype=np.int64)  # slots of the step before
+
+    def unpack(self, step: StepUpload) -> Rows:
+        """The rows of a step; its sampled chunks and states change the slots'."""
+        slots_E, *states = step.states()
+        self._length[slots_E], self._output_index[slots_E], self._last_token[slots_E] = states
+        header, starts = step.header, step.section("token_start")
+        num_decodes = header[NUM_DECODE_ROWS]
+        kept = self._rows[: header[NUM_KEPT_ROWS]]
+        self._rows = np.concatenate((kept, step.section("row_slot")))
+        slots_R, numbers_R = self._rows & SLOT_MASK, self._rows >> NUMBER_SHIFT
+        decodes, numbers = slots_R[:num_decodes], numbers_R[:num_decodes]
+        drafts = self._drafts_NK[decodes, numbers - 1]
+        given = np.where(numbers > 0, np.maximum(drafts, 0), self._last_token[decodes])
+        first_R = np.concatenate((np.arange(num_decodes), starts, [header[NUM_TOKENS]]))
+        rows = Rows(
+            slots_R,
+            np.concatenate((self._length[decodes] + numbers, step.section("chunk_start"))),
+            np.diff(first_R),
+            np.concatenate((given, step.section("tokens"))),
+            np.concatenate((np.arange(num_decodes), step.section("sample_row"))),
+            np.concatenate((self._output_index[decodes] + numbers, step.section("sample_index"))),
+            np.concatenate((numbers, np.zeros_like(step.section("sample_row")))),
+            np.concatenate((drafts, np.full_like(step.section("sample_row"), NO_DRAFT))),
+        )
+        sampled = rows.sample_row_S[num_decodes:]
+        last, slots = first_R[sampled + 1] - 1, slots_R[sampled]
+        self._length[slots] = (rows.q_start_R + rows.q_len_R)[sampled] - 1
+        self._output_index[slots] = rows.index_S[num_decodes:]
+        self._last_token[slots] = rows.tokens_T[last]
+        return rows
+
+    def advance(self, slots: Int64Array, tokens: Int64Array) -> None:
+        """Slots have one token more for each time that they are named."""
+        np.add.at(self._length, slots, 1)
+        np.add.at(self._output_index, slots, 1)
+        self._last_token[slots] = tokens
+
+    def draft(self, slot: int, drafts: Int32Array) -> None:
+        self._drafts_NK[slot] = NO_DRAFT
+        self._drafts_NK[slot, : len(drafts)] = drafts
