@@ -63,9 +63,9 @@ class SlotDelta:
     sampling: SamplingParams
     choice: int
     stop_ids: tuple[int, ...]
-    drafts: bool = False
     prompt_ids: Int32Array = field(default_factory=lambda: NO_IDS)
     output_ids: Int32Array = field(default_factory=lambda: NO_IDS)
+    drafts: bool = False
 
     def without_settings(self) -> SlotDelta:
         plain = SamplingParams(max_tokens=1, seed=0, temperature=0.0)

@@ -75,6 +75,7 @@ def make_step(sizes: PlanSizes, seed: int, num_slot_rows: int = 0, kept: bool = 
         output_index=table(sizes.num_slots),
         last_token=table(sizes.num_slots),
         slot_params=table(sizes.num_slots, NUM_WORDS),
+        drafts_NK=table(sizes.num_slots, 1),
     )
     decodes = slice(plan.num_decode_rows)
     slots = plan.row_slot[decodes]

@@ -65,6 +65,7 @@ def _enter(
         slot = tl.load(entry + _SLOT).to(tl.int64)
         num_prompt = tl.load(entry + _NUM_PROMPT)
         num_output = tl.load(entry + _NUM_OUTPUT)
+        counted = tl.load(entry + _COUNTED) != 0  # else the ids are for drafts alone
         num_bias = tl.load(entry + _NUM_BIAS)
         num_stops = tl.load(entry + _NUM_STOPS)
         prompt_ptr = packed + tl.load(entry + _START)
@@ -72,12 +73,12 @@ def _enter(
         for first in range(part * BLOCK, num_prompt, PARTS * BLOCK):
             place = first + lanes
             ids = tl.load(prompt_ptr + place, mask=place < num_prompt, other=-1)
-            known = (ids >= 0) & (ids < V)
+            known = (ids >= 0) & (ids < V) & counted
             tl.atomic_or(said_ptr + slot * V + ids, PROMPT_BIT, mask=known, sem="relaxed")
         for first in range(part * BLOCK, num_output, PARTS * BLOCK):
             place = first + lanes
             ids = tl.load(output_ptr + place, mask=place < num_output, other=-1)
-            known = (ids >= 0) & (ids < V)
+            known = (ids >= 0) & (ids < V) & counted
             tl.atomic_add(said_ptr + slot * V + ids, 1, mask=known, sem="relaxed")
         if part == 0:
             bias_ids = output_ptr + num_output
@@ -117,7 +118,7 @@ def enter_slots_reference(packed: Tensor, said_NV: Tensor, tables: ProcessorTabl
     vocab_size = said_NV.shape[1]
     for number in range(int(packed[0])):
         first = HEADER_INTS + number * ENTRY_INTS
-        slot, counted, *counts, start, _ = packed[first : first + ENTRY_INTS].tolist()
+        slot, counted, *counts, start, _drafts = packed[first : first + ENTRY_INTS].tolist()
         num_prompt, num_output, num_bias, num_stops = counts
         sizes = [num_prompt, num_output, num_bias, num_bias, num_stops]
         ids = torch.split(packed[start : start + sum(sizes)], sizes)

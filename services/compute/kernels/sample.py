@@ -180,6 +180,7 @@ def _pick(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
     RESULT_WIDTH: tl.constexpr,
+    DRAFTS: tl.constexpr,
 ):
     sample = tl.program_id(0)
     slot = slot_of(sample, rows)
@@ -193,15 +194,18 @@ def _pick(
         token = tl.min(tl.where(best == tl.max(best, axis=0), best_id, NO_ID), axis=0)
         tl.store(result_ptr + sample * RESULT_WIDTH, token)
         tl.store(result_ptr + sample * RESULT_WIDTH + 1, 1 - broken)
+        draws = True
         if SHAPED:
             flags = tl.load(rows.params_NW + slot.to(tl.int64) * NUM_WORDS + FLAGS)
-            if mask_of(sample, flags, mask_of_ptr) != VOID_MASK:
-                _advance(slot, token, resident)
-                if (flags & PENALISED) != 0:
-                    count_ptr = said_ptr + slot.to(tl.int64) * V + token
-                    tl.store(count_ptr, tl.load(count_ptr) + 1)
+            draws = mask_of(sample, flags, mask_of_ptr) != VOID_MASK
+            if draws & ((flags & PENALISED) != 0):
+                count_ptr = said_ptr + slot.to(tl.int64) * V + token
+                tl.store(count_ptr, tl.load(count_ptr) + 1)
+        if DRAFTS:
+            tl.store(result_ptr + sample * RESULT_WIDTH + RESULT_WIDTH - 2, tl.where(draws, 1, 0))
         else:
-            _advance(slot, token, resident)
+            if draws:
+                _advance(slot, token, resident)
 
 
 def sample_tokens(
@@ -212,8 +216,13 @@ def sample_tokens(
     scratch: SampleScratch,
     resident: Resident,
     result_SR: Tensor,
+    drafts: bool = False,
 ) -> None:
     """The next token of each sample into its slot, which advances by it, and into `result_SR`.
+
+    With `drafts` slots stay as they are, for `draft_tokens` to advance, and the second last word
+    there says whether the sample draws.
+
 
     It is the first word there; the second is 1 if all logits were finite, 0 if the token means
     nothing. Rows beyond the counted samples, or without a slot, stay as they are. Without `shaped`
@@ -253,6 +262,7 @@ def sample_tokens(
         PARTS=used,
         LANES=triton.next_power_of_2(used),
         RESULT_WIDTH=result_SR.stride(0),
+        DRAFTS=drafts,
         num_warps=1 if used <= 128 else 4,
     )
 

@@ -41,6 +41,7 @@ CUTS_TOP_P = 16
 CUTS_MIN_P = 32
 SCORED = 64  # wants logprobs
 STRUCTURED = 128  # takes only tokens that its mask allows
+DRAFTS = 256  # its next tokens are guessed
 
 ADJUSTED = PENALISED | BIASED | HAS_STOPS | STRUCTURED
 CUT = CUTS_TOP_K | CUTS_TOP_P | CUTS_MIN_P

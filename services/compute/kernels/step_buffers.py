@@ -101,6 +101,7 @@ class StepInputs(NamedTuple):
     sample_token_S: Tensor  # int32, the token whose logits are sampled; padding 0
     sample_slot_S: Tensor  # int32; padding NO_SLOT
     sample_index_S: Tensor  # int32, output index; padding 0
+    row_number_R: Tensor  # int32, of draft rows; of others 0
 
     @staticmethod
     def make(
@@ -121,6 +122,7 @@ class StepInputs(NamedTuple):
             sample_token_S=ints(max_rows),
             sample_slot_S=ints(max_rows).fill_(NO_SLOT),
             sample_index_S=ints(max_rows),
+            row_number_R=ints(max_rows),
         )
 
 
@@ -135,10 +137,16 @@ class Resident(NamedTuple):
     output_index: Tensor  # int32 [N], of the output token that comes next
     last_token: Tensor  # int32 [N], the token sampled last, the next step's input
     slot_params: Tensor  # int32 [N, W], sampling settings; floats by their bits
+    drafts_NK: Tensor  # int32 [N, 1+K], guesses at what follows, then -1; the last is always -1
 
     @staticmethod
     def make(
-        num_slots: int, max_pages: int, num_words: int, device: torch.device, num_groups: int = 1
+        num_slots: int,
+        max_pages: int,
+        num_words: int,
+        device: torch.device,
+        num_groups: int = 1,
+        num_drafts: int = 0,
     ) -> Resident:
         def table(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -149,6 +157,7 @@ class Resident(NamedTuple):
             output_index=table(num_slots),
             last_token=table(num_slots),
             slot_params=table(num_slots, num_words),
+            drafts_NK=table(num_slots, 1 + num_drafts).fill_(-1),
         )
 
 

@@ -22,6 +22,8 @@ from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_KEPT_ROWS,
     NUM_TOKENS,
+    NUMBER_SHIFT,
+    SLOT_MASK,
     Resident,
     Sections,
     StepInputs,
@@ -32,18 +34,27 @@ _BLOCK = 128  # a thread for each element: latency, not bandwidth, is what there
 _HEADER = tl.constexpr(HEADER_INTS)
 _NUM_KEPT_ROWS = tl.constexpr(NUM_KEPT_ROWS)
 _NO_SLOT = tl.constexpr(NO_SLOT)
+_NUMBER_SHIFT = tl.constexpr(NUMBER_SHIFT)
+_SLOT_MASK = tl.constexpr(SLOT_MASK)
 
 
 @triton.jit
-def _slots_of(row, real, packed, inputs):
-    """Slots of rows: of kept ones on the device, of others in the upload.
+def _slots_of(row, real, packed, inputs, MAX_DRAFTS: tl.constexpr):
+    """Slots of rows, and their numbers of drafts: of kept ones on the device, of others in the
+    upload.
 
     Another program may write a kept row's slot meanwhile: the same as it reads here.
     """
     num_kept = tl.load(packed + _NUM_KEPT_ROWS)
-    kept = tl.load(inputs.row_slot_R + row, mask=real & (row < num_kept), other=0)
+    is_kept = real & (row < num_kept)
+    kept = tl.load(inputs.row_slot_R + row, mask=is_kept, other=0)
     sent = tl.load(packed + _HEADER + row - num_kept, mask=real & (row >= num_kept), other=0)
-    return tl.where(row < num_kept, kept, sent)
+    number = row * 0
+    if MAX_DRAFTS > 0:
+        number = tl.load(inputs.row_number_R + row, mask=is_kept, other=0)
+        number = tl.where(row < num_kept, number, sent >> _NUMBER_SHIFT)
+        sent = sent & _SLOT_MASK
+    return tl.where(row < num_kept, kept, sent), number
 
 
 @triton.jit
@@ -58,6 +69,7 @@ def _unpack_tokens(
     MAX_PAGES: tl.constexpr,
     MAX_TOKENS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
+    MAX_DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     num_rows = tl.load(packed)
@@ -88,10 +100,15 @@ def _unpack_tokens(
         high = tl.where(before, middle, high)
         unsure = (unsure + 1) // 2
     row = tl.where(is_decode, token, num_decode_rows + low)
-    slot = _slots_of(row, real, packed, inputs).to(tl.int64)
+    slot, number = _slots_of(row, real, packed, inputs, MAX_DRAFTS)
+    slot = slot.to(tl.int64)
     decodes = real & is_decode
-    length = tl.load(resident.length + slot, mask=decodes, other=0)
+    length = tl.load(resident.length + slot, mask=decodes, other=0) + number
     last = tl.load(resident.last_token + slot, mask=decodes, other=0)
+    if MAX_DRAFTS > 0:
+        drafts = resident.drafts_NK + slot * (MAX_DRAFTS + 1) + number - 1
+        draft = tl.load(drafts, mask=decodes & (number > 0), other=0)
+        last = tl.where(number > 0, tl.maximum(draft, 0), last)  # without a draft any will do
     first_position = tl.load(chunk_start + low, mask=in_chunk, other=0)
     first_token = tl.load(token_start + low, mask=in_chunk, other=0)
     position = tl.where(is_decode, length, first_position + token - first_token)
@@ -111,7 +128,9 @@ def _unpack_tokens(
 
 
 @triton.jit
-def _unpack_rows(block, packed, resident, inputs, row_bucket, BLOCK: tl.constexpr):
+def _unpack_rows(
+    block, packed, resident, inputs, row_bucket, MAX_DRAFTS: tl.constexpr, BLOCK: tl.constexpr
+):
     num_rows = tl.load(packed)
     num_decode_rows = tl.load(packed + 1)
     num_tokens = tl.load(packed + 2)
@@ -124,8 +143,8 @@ def _unpack_rows(block, packed, resident, inputs, row_bucket, BLOCK: tl.constexp
     is_decode = row < num_decode_rows
     in_chunk = real & (row >= num_decode_rows)
     chunk = row - num_decode_rows
-    slot = _slots_of(row, real, packed, inputs)
-    length = tl.load(resident.length + slot, mask=real & is_decode, other=0)
+    slot, number = _slots_of(row, real, packed, inputs, MAX_DRAFTS)
+    length = tl.load(resident.length + slot, mask=real & is_decode, other=0) + number
     start = tl.load(chunk_start + chunk, mask=in_chunk, other=0)
     first = tl.load(token_start + chunk, mask=in_chunk, other=0)
     there = in_chunk & (chunk + 1 < num_chunks)
@@ -133,6 +152,8 @@ def _unpack_rows(block, packed, resident, inputs, row_bucket, BLOCK: tl.constexp
     end = tl.where(there, end, num_tokens)
     q_len = tl.where(is_decode, 1, end - first)
     tl.store(inputs.row_slot_R + row, tl.where(real, slot, 0), mask=padded)
+    if MAX_DRAFTS > 0:
+        tl.store(inputs.row_number_R + row, tl.where(real, number, 0), mask=padded)
     tl.store(inputs.q_start_R + row, tl.where(is_decode, length, start), mask=padded)
     tl.store(inputs.q_len_R + row, tl.where(real, q_len, 0), mask=padded)
     first = tl.where(is_decode, row, first)
@@ -140,7 +161,9 @@ def _unpack_rows(block, packed, resident, inputs, row_bucket, BLOCK: tl.constexp
 
 
 @triton.jit
-def _unpack_samples(block, packed, resident, inputs, sample_bucket, BLOCK: tl.constexpr):
+def _unpack_samples(
+    block, packed, resident, inputs, sample_bucket, MAX_DRAFTS: tl.constexpr, BLOCK: tl.constexpr
+):
     num_rows = tl.load(packed)
     num_decode_rows = tl.load(packed + 1)
     num_tokens = tl.load(packed + 2)
@@ -158,9 +181,9 @@ def _unpack_samples(block, packed, resident, inputs, sample_bucket, BLOCK: tl.co
     number = sample - num_decode_rows
     row = tl.load(sample_row + number, mask=of_chunk, other=0)
     row = tl.where(of_chunk, row, sample)
-    slot = _slots_of(row, real, packed, inputs)
+    slot, draft_number = _slots_of(row, real, packed, inputs, MAX_DRAFTS)
     decodes = real & (sample < num_decode_rows)
-    decode_index = tl.load(resident.output_index + slot, mask=decodes, other=0)
+    decode_index = tl.load(resident.output_index + slot, mask=decodes, other=0) + draft_number
     chunk_index = tl.load(sample_index + number, mask=of_chunk, other=0)
     index = tl.where(of_chunk, chunk_index, decode_index)
     chunk = row - num_decode_rows
@@ -192,6 +215,7 @@ def _unpack_step(
     MAX_TOKENS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     NUM_COUNTS: tl.constexpr,
+    MAX_DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Programs take blocks of tokens, then blocks of rows, then blocks of samples; those of another
@@ -202,16 +226,17 @@ def _unpack_step(
     if program < row_blocks_at:
         _unpack_tokens(
             program, packed, resident, inputs, token_bucket,
-            NUM_GROUPS, NUM_SLOTS, MAX_PAGES, MAX_TOKENS, PAGE_TOKENS, BLOCK,
+            NUM_GROUPS, NUM_SLOTS, MAX_PAGES, MAX_TOKENS, PAGE_TOKENS, MAX_DRAFTS, BLOCK,
         )  # fmt: skip
     elif program < sample_blocks_at:
-        _unpack_rows(program - row_blocks_at, packed, resident, inputs, row_bucket, BLOCK)
+        block = program - row_blocks_at
+        _unpack_rows(block, packed, resident, inputs, row_bucket, MAX_DRAFTS, BLOCK)
         if program == row_blocks_at:
             place = tl.arange(0, NUM_COUNTS)
             tl.store(inputs.counts + place, tl.load(packed + place, mask=place < 4, other=0))
     else:
         block = program - sample_blocks_at
-        _unpack_samples(block, packed, resident, inputs, sample_bucket, BLOCK)
+        _unpack_samples(block, packed, resident, inputs, sample_bucket, MAX_DRAFTS, BLOCK)
 
 
 def unpack_step(
@@ -239,6 +264,7 @@ def unpack_step(
         MAX_TOKENS=inputs.kv_slots_GT.shape[1],
         PAGE_TOKENS=page_tokens,
         NUM_COUNTS=NUM_COUNTS,
+        MAX_DRAFTS=resident.drafts_NK.shape[1] - 1,
         BLOCK=_BLOCK,
         num_warps=4,
     )
@@ -251,17 +277,24 @@ def unpack_step_reference(
     num_decodes = header[NUM_DECODE_ROWS]
     at = Sections.of(header, resident.slot_params.shape[1])
     packed = packed.long()
-    kept_P = inputs.row_slot_R[: header[NUM_KEPT_ROWS]].long()
-    row_slot_R = torch.cat((kept_P, packed[at.row_slot : at.chunk_start]))
-    decode_slot_D = row_slot_R[:num_decodes]
+    kept = slice(header[NUM_KEPT_ROWS])
+    sent_R = packed[at.row_slot : at.chunk_start]
+    row_slot_R = torch.cat((inputs.row_slot_R[kept].long(), sent_R & SLOT_MASK))
+    max_drafts = resident.drafts_NK.shape[1] - 1
+    kept_number_P = inputs.row_number_R[kept].long() if max_drafts else packed.new_zeros(0)
+    number_R = torch.cat((kept_number_P, sent_R >> NUMBER_SHIFT))
+    number_R = number_R if max_drafts else torch.zeros_like(row_slot_R)
+    decode_slot_D, number_D = row_slot_R[:num_decodes], number_R[:num_decodes]
     decode_D = torch.arange(num_decodes, device=packed.device)
-    q_start_R = torch.cat((resident.length[decode_slot_D], packed[at.chunk_start : at.token_start]))
+    start_D = resident.length[decode_slot_D] + number_D
+    q_start_R = torch.cat((start_D, packed[at.chunk_start : at.token_start]))
     token_start_R = torch.cat((decode_D, packed[at.token_start : at.tokens]))
     q_len_R = torch.cat((token_start_R, packed.new_tensor([header[NUM_TOKENS]]))).diff()
-    last_D = resident.last_token[decode_slot_D]
+    drafts_D = resident.drafts_NK[decode_slot_D, number_D - 1].clamp(min=0)
+    last_D = torch.where(number_D > 0, drafts_D, resident.last_token[decode_slot_D])
     tokens_T = torch.cat((last_D, packed[at.tokens : at.sample_row]))
     sample_row_S = torch.cat((decode_D, packed[at.sample_row : at.sample_index]))
-    index_D = resident.output_index[decode_slot_D]
+    index_D = resident.output_index[decode_slot_D] + number_D
     sample_index_S = torch.cat((index_D, packed[at.sample_index : at.states]))
 
     row_T = torch.arange(len(row_slot_R), device=packed.device).repeat_interleave(q_len_R)
@@ -279,6 +312,8 @@ def unpack_step_reference(
         _fill(out_T[:num_tokens], kv_slots_T, padding=-1)
     rows = slice(min(num_tokens, len(inputs.row_slot_R)))
     _fill(inputs.row_slot_R[rows], row_slot_R)
+    if max_drafts:
+        _fill(inputs.row_number_R[rows], number_R)
     _fill(inputs.q_start_R[rows], q_start_R)
     _fill(inputs.q_len_R[rows], q_len_R)
     _fill(inputs.token_start_R[rows], token_start_R, padding=header[NUM_TOKENS])

@@ -8,13 +8,19 @@ Shape legend: S samples, V vocabulary, N slots, W words of a result.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
+from services.compute.kernels.draft_tokens import (
+    DRAFT_WORDS,
+    DraftRule,
+    draft_tokens,
+    remember_tokens,
+)
 from services.compute.kernels.enter_slots import enter_slots
 from services.compute.kernels.logits_processors import ProcessorTables, process_logits
 from services.compute.kernels.logprobs import (
@@ -38,6 +44,13 @@ Logprobs: TypeAlias = dict[int, tuple[TokenLogprobs, ...]]
 PLAIN_WORDS = 2  # token, and whether its logits were finite
 
 
+class DeviceDrafts(NamedTuple):
+    """What drafts are made of: the tokens of every slot."""
+
+    rule: DraftRule
+    ids_NL: Tensor  # int32
+
+
 class DeviceSampler:
     """Draws the next tokens of a step from logits that lie on the device.
 
@@ -46,7 +59,13 @@ class DeviceSampler:
     `launch`; all in stream order.
     """
 
-    def __init__(self, vocab_size: int, resident: Resident, inputs: StepInputs) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        resident: Resident,
+        inputs: StepInputs,
+        drafts: DeviceDrafts | None = None,
+    ) -> None:
         device = resident.last_token.device
         num_slots, max_samples = len(resident.last_token), len(inputs.sample_slot_S)
         self._vocab_size = vocab_size
@@ -54,14 +73,20 @@ class DeviceSampler:
             inputs.sample_slot_S, inputs.sample_index_S, inputs.counts, resident.slot_params
         )
         self._resident = resident
+        self._inputs = inputs
+        self._drafts = drafts
         self._scratch = SampleScratch.make(max_samples, vocab_size, device)
         self._shaped = ProcessedLogits.make(num_slots, max_samples, vocab_size, device)
         self._tables = ProcessorTables.make(num_slots, device)
         self.masks = MaskRows.make(max_samples, vocab_size, device)
         self._cuts = TopKTopPScratch.make(max_samples, vocab_size, device)
         self._scores = LogprobScratch.make(max_samples, vocab_size, device)
-        self._plain_SW = torch.zeros((max_samples, PLAIN_WORDS), dtype=torch.int32, device=device)
-        self._full_SW = torch.zeros((max_samples, RESULT_WORDS), dtype=torch.int32, device=device)
+        more = 0 if drafts is None else DRAFT_WORDS
+        results = [
+            torch.zeros((max_samples, words + more), dtype=torch.int32, device=device)
+            for words in (PLAIN_WORDS, RESULT_WORDS)
+        ]
+        self._plain_SW, self._full_SW = results
 
     def enter(self, packed: Tensor) -> None:
         """Queue the entries that are packed there, on the device.
@@ -69,6 +94,8 @@ class DeviceSampler:
         Allocates nothing and waits for nothing, so that it can be captured.
         """
         enter_slots(packed, self._shaped.said_NV, self._tables)
+        if self._drafts is not None:
+            remember_tokens(packed, self._drafts.ids_NL)
 
     def launch(self, variant: Variant, logits_SV: Tensor, num_samples_bucket: int) -> Tensor:
         """Queue the draws of the samples in `StepInputs`; returns their results [S, W] to be.
@@ -94,9 +121,13 @@ class DeviceSampler:
             self._scratch,
             self._resident,
             result_SW,
+            drafts=self._drafts is not None,
         )
         if variant is Variant.FULL:
             logprobs(logits_SV, rows, self._scores, result_SW)
+        if self._drafts is not None:
+            rule, ids_NL = self._drafts
+            draft_tokens(rows, self._inputs, self._resident, ids_NL, rule, result_SW)
         return result_SW
 
     def result(self, variant: Variant) -> Tensor:
@@ -107,7 +138,7 @@ class DeviceSampler:
         """Tokens [S], which of them came of finite logits, and logprobs by sample, from the host's
         copy of what `launch` returned."""
         scored: Logprobs = {}
-        if result_SW.shape[1] == RESULT_WORDS:
+        if result_SW.shape[1] >= RESULT_WORDS:
             floats = result_SW.view(np.float32)
             for sample in np.nonzero(result_SW[:, NUM_SCORED] >= 0)[0].tolist():
                 row = result_SW[sample]

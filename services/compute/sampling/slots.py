@@ -85,6 +85,7 @@ def slot_words(delta: SlotDelta, vocab_size: int) -> Int32Array:
     num_stops = len(known_ids(delta.stop_ids, vocab_size)) if min_tokens > 0 else 0
     flags = _flags(sampling, vocab_size, 0 if greedy else 1)
     flags |= words.BIASED * (num_bias > 0) | words.HAS_STOPS * (num_stops > 0)
+    flags |= words.DRAFTS * delta.drafts
     words_W = np.zeros(words.NUM_WORDS, dtype=np.int32)
     floats_W = words_W.view(np.float32)
     words_W[words.FLAGS] = flags

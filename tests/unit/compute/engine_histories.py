@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel
@@ -17,6 +18,11 @@ EOS_IDS = tuple(range(2, VOCAB_SIZE, 20))
 """A tenth of the vocabulary, so that many texts end by themselves."""
 
 MAX_CHOICES = 3
+
+PLAIN = SamplingParams(max_tokens=1, seed=0)
+
+Heard: TypeAlias = tuple[dict[int, list[int]], dict[int, str]]
+"""Tokens and reasons by counter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,36 @@ def random_history(
             )
         )
     return history
+
+
+def repeating_history(seed: int) -> list[Ask]:
+    """Requests of every kind, of which two in three have but three words to say."""
+    history = random_history(seed, num_requests=14, most_tokens=40)
+    bias = tuple((token, 14.0) for token in (5, 9, 11))
+    return [
+        replace(ask, sampling=replace(PLAIN, **kept_of(ask.sampling), logit_bias=bias))
+        if number % 3
+        else ask
+        for number, ask in enumerate(history)
+    ]
+
+
+def kept_of(sampling: SamplingParams) -> dict[str, Any]:
+    """What a request that can have drafts wishes beside its words."""
+    names = ("max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "num_logprobs")
+    return {name: getattr(sampling, name) for name in names}
+
+
+def check_same(heard: Heard, again: Heard) -> None:
+    """Two servers have said the same; of what a client left, as far as both have said it."""
+    (tokens, reasons), (other_tokens, other_reasons) = heard, again
+    for counter, reason in reasons.items():
+        both = tokens[counter], other_tokens[counter]
+        if "aborted" in (reason, other_reasons[counter]):
+            length = min(map(len, both))
+            assert both[0][:length] == both[1][:length]
+        else:
+            assert both[0] == both[1] and reason == other_reasons[counter]
 
 
 def play(server: Server, history: Sequence[Ask]) -> None:

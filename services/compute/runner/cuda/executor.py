@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from services.compute.expert_counters import ExpertCounters
+from services.compute.kernels.draft_tokens import unpack_drafts
 from services.compute.kernels.step_buffers import (
     HEADER_INTS,
     NUM_DECODE_ROWS,
@@ -34,7 +35,7 @@ from services.compute.runner.executor import UploadKind
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.uploads import NUM_POOLS, NUM_SCORES, VARIANT, StepUpload, step_id_of
 from services.compute.sampling.slots import Variant
-from services.compute.step import Float32Array, Int32Array, RowScores, StepResult
+from services.compute.step import NO_IDS, Float32Array, Int32Array, RowScores, StepResult
 
 NO_RESULT: Int32Array = np.zeros((0, 2), dtype=np.int32)
 
@@ -150,6 +151,9 @@ class CudaExecutor:
         self._masks.done(ticket.mask_upload)
         start_s, end_s = self._clock.times_of(ticket.begin, ticket.end, time.monotonic(), waited)
         tokens, finite, logprobs = self._machine.sampler.unpack(ticket.result_SW)
+        counts, num_offered, num_found = np.ones_like(finite), NO_IDS, NO_IDS
+        if self._spec.max_drafts and len(tokens):
+            counts, num_offered, num_found = unpack_drafts(ticket.result_SW)
         scores: dict[int, RowScores] = {}
         if ticket.scored is not None:
             scores = self._machine.scorer.take(ticket.scored)
@@ -159,13 +163,15 @@ class CudaExecutor:
         return StepResult(
             step_id=step_id,
             tokens=tokens[:, None],
-            n_valid=finite.astype(np.int32),
-            nonfinite=~finite,
+            n_valid=(finite & counts).astype(np.int32),
+            nonfinite=~finite & counts,
             logprobs=logprobs,
             device_start_s=start_s,
             device_end_s=end_s,
             scores=scores,
             embeddings=embeddings,
+            num_offered=num_offered,
+            num_found=num_found,
         )
 
     def ready(self, ticket: CudaTicket) -> bool:

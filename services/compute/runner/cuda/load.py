@@ -20,6 +20,7 @@ from services.compute.kernels.choice_files import (
     read,
     read_own,
 )
+from services.compute.kernels.draft_tokens import DraftRule
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.parts import Attention
 from services.compute.layers.weighted_layers import KernelLinears
@@ -130,6 +131,19 @@ def machine_sizes(loader: ModelLoader) -> MachineSizes:
         page_tokens=settings.page_tokens,
         layout=loader.layout,
         num_buffers=settings.in_flight_steps + 2,
+        drafts=_draft_rule(loader),
+    )
+
+
+def _draft_rule(loader: ModelLoader) -> DraftRule | None:
+    drafts = loader.drafts
+    if drafts is None or loader.pooling is not None:  # such a model has no head
+        return None
+    return DraftRule(
+        drafts.max_drafts,
+        drafts.prompt_lookup_min,
+        drafts.prompt_lookup_max,
+        drafts.synthetic_acceptance_rate,
     )
 
 

@@ -22,6 +22,7 @@ from common.model_folder import Pooling
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
+from services.compute.kernels.draft_tokens import DraftRule, make_ids
 from services.compute.kernels.latent_tiling import head_tiles, programs_at_once
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
@@ -54,7 +55,7 @@ from services.compute.runner.cuda.pooler import Pooler
 from services.compute.runner.cuda.prompt_scorer import PromptScorer
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.runner.uploads import MAX_PAGE_ENTRIES, packed_size
-from services.compute.sampling.device_sampler import DeviceSampler
+from services.compute.sampling.device_sampler import DeviceDrafts, DeviceSampler
 from services.compute.sampling.slots import Variant
 
 ROW_STEPS = ((8, 0), (64, 8), (256, 16), (512, 32), (1 << 30, 64))
@@ -114,6 +115,7 @@ class MachineSizes:
     page_tokens: int
     layout: CacheLayout
     num_buffers: int  # on the host: for each step in flight, one being written, one being read
+    drafts: DraftRule | None = None
 
 
 class StepMachine:
@@ -137,7 +139,10 @@ class StepMachine:
         max_pages = -(-sizes.max_positions // sizes.page_tokens)
         num_groups = len(sizes.layout.spans)
         self.inputs = StepInputs.make(sizes.max_tokens, sizes.max_rows, device, num_groups)
-        self.resident = Resident.make(sizes.max_rows, max_pages, NUM_WORDS, device, num_groups)
+        num_drafts = 0 if sizes.drafts is None else sizes.drafts.num_drafts
+        self.resident = Resident.make(
+            sizes.max_rows, max_pages, NUM_WORDS, device, num_groups, num_drafts
+        )
         upload_ints = packed_size(
             sizes.max_rows, sizes.max_tokens, MAX_PAGE_ENTRIES, sizes.max_rows
         )
@@ -145,7 +150,11 @@ class StepMachine:
         self.entries = torch.zeros(
             entries_size(sizes.max_positions), dtype=torch.int32, device=device
         )
-        self.sampler = DeviceSampler(shape.vocab_size, self.resident, self.inputs)
+        drafts: DeviceDrafts | None = None
+        if sizes.drafts is not None:
+            ids_NL = make_ids(sizes.max_rows, sizes.max_positions, device)
+            drafts = DeviceDrafts(sizes.drafts, ids_NL)
+        self.sampler = DeviceSampler(shape.vocab_size, self.resident, self.inputs, drafts)
         on_gpu = device.type == "cuda"
         capability = torch.cuda.get_device_capability(device) if on_gpu else None
         pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)

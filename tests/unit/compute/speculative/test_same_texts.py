@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.engine_histories import EOS_IDS, Ask, play, random_history
+from tests.unit.compute.engine_histories import EOS_IDS, check_same, play, repeating_history
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.tiny_models import make_model, save_model
 
@@ -19,7 +16,6 @@ SETTINGS = ComputeSettings(
     device="cpu", dtype="float32", max_num_seqs=32, max_batched_token_mem=2048, swap_space=0.003,
     num_threads=1, max_prefill_tokens=24,
 )  # fmt: skip
-PLAIN = SamplingParams(max_tokens=1, seed=0)
 OFTEN = '{"num_speculative_tokens": 3, "prompt_lookup_min": 1}'
 
 
@@ -43,33 +39,4 @@ def test_random_histories_say_the_same(variant: str, tmp_path: Path) -> None:
     num_accepted = sum(stats.accepted_drafts_total for stats in drafting)
     assert 20 < num_accepted < num_drafts - 20
     for without, with_drafts in zip(*texts, strict=True):
-        check_same(*without, *with_drafts)
-
-
-def repeating_history(seed: int) -> list[Ask]:
-    """Requests of every kind, of which two in three have but three words to say."""
-    history = random_history(seed, num_requests=14, most_tokens=40)
-    bias = tuple((token, 14.0) for token in (5, 9, 11))
-    return [
-        replace(ask, sampling=replace(PLAIN, **kept_of(ask.sampling), logit_bias=bias))
-        if number % 3
-        else ask
-        for number, ask in enumerate(history)
-    ]
-
-
-def kept_of(sampling: SamplingParams) -> dict[str, Any]:
-    """What a request that can have drafts wishes beside its words."""
-    names = ("max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "num_logprobs")
-    return {name: getattr(sampling, name) for name in names}
-
-
-def check_same(tokens, reasons, other_tokens, other_reasons) -> None:
-    """Of those whose client left, what came until then is the beginning of the text."""
-    for counter, reason in reasons.items():
-        both = tokens[counter], other_tokens[counter]
-        if "aborted" in (reason, other_reasons[counter]):
-            length = min(map(len, both))
-            assert both[0][:length] == both[1][:length]
-        else:
-            assert both[0] == both[1] and reason == other_reasons[counter]
+        check_same(without, with_drafts)

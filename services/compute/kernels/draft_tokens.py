@@ -1,0 +1,222 @@
+"""Drafts: which of a step's were right, and those for the next, in one launch behind the draws.
+
+A program for each sample that begins a slot's rows. It accepts drafts as `speculative.acceptance`
+does and looks for new ones as `speculative.ngram`, in the tokens of its slot, to which it first
+adds those that count. It reads all tokens so far as often as they may be alike.
+
+Shape legend: S samples, N slots, L positions, K drafts of a row, W words of a result.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels import slot_words as words
+from services.compute.kernels.sample_rows import FLAGS, NUM_WORDS, slot_of
+from services.compute.kernels.slot_entries import ENTRY_INTS, HEADER_INTS, PLACES
+from services.compute.kernels.slot_words import SampleRows
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from services.compute.step import BoolArray, Int32Array
+
+NO_DRAFT = -1
+DRAFT_WORDS = 2
+"""The last words of a result: whether its row counts, and how many drafts the slot has now."""
+
+_NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
+_DRAFTS_FLAG = tl.constexpr(words.DRAFTS)
+_HEADER, _ENTRY = tl.constexpr(HEADER_INTS), tl.constexpr(ENTRY_INTS)
+_SLOT, _COUNTED, _NUM_PROMPT, _NUM_OUTPUT, _NUM_BIAS, _NUM_STOPS, _START, _DRAFTS = map(
+    tl.constexpr, PLACES
+)
+_POSITION_BITS = tl.constexpr(24)
+_POSITION_MASK = tl.constexpr((1 << 24) - 1)
+_BLOCK = 1024
+_ENTRY_PROGRAMS = 32
+
+
+class DraftRule(NamedTuple):
+    """What drafts there are, and which are right."""
+
+    num_drafts: int
+    least_alike: int
+    most_alike: int
+    rate: float = -1.0  # of drafts that count as right though they are not; below 0: none do
+
+
+@triton.jit
+def _is_lucky(index, slot, THRESHOLD: tl.constexpr):
+    """A number by output index and slot below a threshold: `acceptance.accepted_synthetic`."""
+    mixed = index.to(tl.uint32) * 0x9E3779B1 + slot.to(tl.uint32) * 0x85EBCA6B
+    mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D
+    mixed = mixed ^ (mixed >> 12)
+    return mixed.to(tl.int64) < THRESHOLD
+
+
+@triton.jit
+def _accept(
+    sample, slot, rows, inputs, resident, result_ptr,
+    W: tl.constexpr, K: tl.constexpr, THRESHOLD: tl.constexpr,
+):  # fmt: skip
+    """How many of a slot's rows count, from its first one on."""
+    num_decodes = tl.load(rows.counts + _NUM_DECODE_ROWS)
+    drafts_ptr = resident.drafts_NK + slot * (K + 1)
+    accepted = tl.load(result_ptr + sample * W + W - 2)  # 0 where nothing is drawn
+    count = accepted
+    for number in tl.static_range(1, K + 1):
+        row = sample + number
+        inside = (row < num_decodes) & (sample < num_decodes)
+        there = tl.load(inputs.row_number_R + row, mask=inside, other=0) == number
+        draft = tl.load(drafts_ptr + number - 1)
+        drawn = tl.load(result_ptr + (row - 1) * W)
+        right = draft == drawn
+        if THRESHOLD >= 0:
+            index = tl.load(rows.index_S + row, mask=inside, other=0)
+            right = (draft >= 0) & _is_lucky(index, slot, THRESHOLD)
+        accepted = accepted & (there & right).to(tl.int32)
+        # 2 says that there was a draft, whether it was right or not
+        offered = 2 * (draft >= 0).to(tl.int32)
+        tl.store(result_ptr + row * W + W - 2, accepted + offered, mask=inside & there)
+        count += accepted
+    return count
+
+
+@triton.jit
+def _look_up(
+    ids_ptr, end, drafts_ptr,
+    K: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Draft what follows ids 0 .. end; returns how many drafts there are."""
+    lanes = tl.arange(0, BLOCK)
+    best = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, end, BLOCK):
+        place = first + lanes
+        alike = tl.zeros([BLOCK], tl.int32)
+        same = place < end
+        for back in tl.static_range(MOST):
+            inside = same & (place >= back) & (end >= back)
+            last = tl.load(ids_ptr + end - back, mask=end >= back, other=-1)
+            same = inside & (tl.load(ids_ptr + place - back, mask=inside, other=-2) == last)
+            alike += same.to(tl.int32)
+        found = (alike << _POSITION_BITS) | place
+        best = tl.maximum(best, tl.where(alike >= LEAST, found, 0))
+    best = tl.max(best, axis=0)
+    start = (best & _POSITION_MASK) + 1
+    count = tl.where(best > 0, tl.minimum(K, end + 1 - start), 0)
+    for number in tl.static_range(K):
+        there = number < count
+        draft = tl.load(ids_ptr + start + number, mask=there, other=-1)
+        tl.store(drafts_ptr + number, draft)
+    return count
+
+
+@triton.jit
+def _draft_tokens(
+    rows, inputs, resident, ids_ptr, result_ptr,
+    L: tl.constexpr, W: tl.constexpr, K: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    sample = tl.program_id(0)
+    slot = slot_of(sample, rows).to(tl.int64)
+    num_decodes = tl.load(rows.counts + _NUM_DECODE_ROWS)
+    number = tl.load(inputs.row_number_R + sample)
+    if (slot >= 0) & ((number == 0) | (sample >= num_decodes)):
+        count = _accept(sample, slot, rows, inputs, resident, result_ptr, W, K, THRESHOLD)
+        end = tl.load(resident.length + slot) + count
+        index = tl.load(resident.output_index + slot) + count
+        flags = tl.load(rows.params_NW + slot * NUM_WORDS + FLAGS)
+        num_found = 0
+        drafts_ptr = resident.drafts_NK + slot * (K + 1)
+        ids_ptr += slot * L
+        if count > 0:
+            tl.store(resident.length + slot, end)
+            tl.store(resident.output_index + slot, index)
+            last = tl.load(result_ptr + (sample + count - 1) * W)
+            tl.store(resident.last_token + slot, last)
+        if (flags & _DRAFTS_FLAG) != 0:
+            for drawn in tl.static_range(K + 1):
+                new = drawn < count
+                token = tl.load(result_ptr + (sample + drawn) * W, mask=new, other=0)
+                tl.store(ids_ptr + end - count + 1 + drawn, token, mask=new)
+            tl.debug_barrier()  # what was stored is read by all threads
+            if THRESHOLD >= 0:
+                num_found = K
+                token = tl.load(ids_ptr + end)
+                for draft in tl.static_range(K):
+                    tl.store(drafts_ptr + draft, token)
+            else:
+                num_found = _look_up(ids_ptr, end, drafts_ptr, K, LEAST, MOST, BLOCK)
+        else:
+            for draft in tl.static_range(K):
+                tl.store(drafts_ptr + draft, -1)
+        tl.store(result_ptr + sample * W + W - 1, num_found)
+
+
+def draft_tokens(
+    rows: SampleRows,
+    inputs: StepInputs,
+    resident: Resident,
+    ids_NL: Tensor,
+    rule: DraftRule,
+    result_SW: Tensor,
+) -> None:
+    """Accept drafts by the draws in `result_SW`, advance their slots, and draft for the next step.
+
+    Behind `sample_tokens`, which with drafts leaves the slots as they are and writes to the second
+    last word whether a sample draws. There it is now whether the row counts, with 2 added where its
+    input was a draft; and in the last word of a slot's first row how many drafts there are.
+    """
+    num_samples, width = result_SW.shape
+    threshold = -1 if rule.rate < 0.0 else int(rule.rate * (1 << 32))
+    _draft_tokens[(num_samples,)](
+        rows,
+        inputs,
+        resident,
+        ids_NL,
+        result_SW,
+        L=ids_NL.shape[1],
+        W=width,
+        K=rule.num_drafts,
+        LEAST=rule.least_alike,
+        MOST=rule.most_alike,
+        THRESHOLD=threshold,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _remember(packed, ids_ptr, L: tl.constexpr, NUM_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    for number in range(tl.program_id(0), tl.load(packed), NUM_PROGRAMS):
+        entry = packed + _HEADER + number * _ENTRY
+        slot = tl.load(entry + _SLOT).to(tl.int64)
+        num_ids = tl.load(entry + _NUM_PROMPT) + tl.load(entry + _NUM_OUTPUT)
+        num_ids = num_ids * (tl.load(entry + _DRAFTS) != 0).to(tl.int32)
+        first_ptr = packed + tl.load(entry + _START)
+        for first in range(0, num_ids, BLOCK):
+            place = first + lanes
+            ids = tl.load(first_ptr + place, mask=place < num_ids, other=0)
+            tl.store(ids_ptr + slot * L + place, ids, mask=place < num_ids)
+
+
+def remember_tokens(packed: Tensor, ids_NL: Tensor) -> None:
+    """Take the tokens of new sequences that draft, which `pack_entries` wrote."""
+    _remember[(_ENTRY_PROGRAMS,)](
+        packed, ids_NL, L=ids_NL.shape[1], NUM_PROGRAMS=_ENTRY_PROGRAMS, BLOCK=_BLOCK, num_warps=4
+    )
+
+
+def make_ids(num_slots: int, max_positions: int, device: torch.device) -> Tensor:
+    """The tokens of every slot [N, L]: 134 MB for 256 slots of 131,072 positions."""
+    return torch.zeros((num_slots, max_positions + 1), dtype=torch.int32, device=device)
+
+
+def unpack_drafts(result_SW: Int32Array) -> tuple[BoolArray, Int32Array, Int32Array]:
+    """Which rows count, which had a draft, and how many drafts the slots of first rows have."""
+    word_S, num_found_S = result_SW[:, -2], result_SW[:, -1].copy()
+    return (word_S & 1) != 0, word_S >> 1, num_found_S

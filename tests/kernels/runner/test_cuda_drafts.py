@@ -1,0 +1,59 @@
+"""On the CUDA runner every text is with drafts what it is without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.messages.sampling import SamplingParams
+from tests.kernels.runner.cuda_runners import SETTINGS, SIZES, load_runner
+from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.engine_histories import EOS_IDS, check_same, play, repeating_history
+from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.tiny_models import make_model, save_model
+
+OFTEN = '{"num_speculative_tokens": 3, "prompt_lookup_min": 1}'
+DRAFTING = SETTINGS.model_copy(update={"speculative_config": OFTEN})
+
+
+def test_a_text_of_few_words_is_what_the_cpu_says_without_drafts(
+    tmp_path: Path, device: torch.device
+) -> None:
+    folder = save_model(make_model("llama", **SIZES), tmp_path)
+    bias = tuple((token, 14.0) for token in (5, 9))
+    sampling = SamplingParams(14, seed=1, temperature=0.8, ignore_eos=True, logit_bias=bias)
+    on_cpu = SETTINGS.model_copy(update={"device": "cpu"})
+    servers = [
+        Server(load_on_cpu(folder, on_cpu), on_cpu),
+        Server(load_runner(folder, DRAFTING, device), DRAFTING),
+    ]
+    for server in servers:
+        server.ask(0, [5, 9, 9, 8], sampling)
+        server.run()
+    without, drafting = servers
+    assert drafting.tokens == without.tokens
+    assert drafting.scheduler.stats().accepted_drafts_total > 0
+    assert drafting.engine.stats.num_steps < without.engine.stats.num_steps
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["llama", "mistral_window", "gpt_oss", "deepseek_v3"])
+def test_random_histories_say_the_same(variant: str, tmp_path: Path, device: torch.device) -> None:
+    folder = save_model(make_model(variant), tmp_path)
+    few = {"num_pages": 24, "num_host_pages": 30, "eos_token_ids": EOS_IDS}
+    heard, accepted = [], 0
+    for settings in (SETTINGS, DRAFTING):
+        larger = {"max_num_seqs": 32, "max_prefill_tokens": 24, "batch_invariant": True}
+        settings = settings.model_copy(update=larger)
+        runner = load_runner(folder, settings, device)
+        for seed in range(3):
+            server = Server(Restricted(runner, **few), settings)
+            play(server, repeating_history(seed))
+            heard.append((server.tokens, server.reasons))
+            accepted += server.scheduler.stats().accepted_drafts_total
+        del runner
+    assert accepted > 20
+    for without, with_drafts in zip(heard[:3], heard[3:], strict=True):
+        check_same(without, with_drafts)
