@@ -70,7 +70,6 @@ INSTEAD = {
     "--reasoning-parser": "the format is read off the model's chat template; reasoning_format "
     "below [tokenizer] in a --config file sets it",
     "--enable-lora": "LoRA adapters are not served yet",
-    "--speculative-config": "speculative decoding is not there yet",
 }
 
 
@@ -115,6 +114,7 @@ def _add_model(parser: Parser) -> None:
     for name in ("device", "dtype", "kv_cache_dtype", "quantization", "pin", "load_format"):
         add_setting(group, f"compute.{name}")
     add_setting(group, "compute.tensor_parallel_size", "--tensor-parallel-size", "-tp", metavar="N")
+    add_setting(group, "compute.speculative_config", metavar="auto|off|JSON")
 
 
 def _add_capacity(parser: Parser) -> None:

@@ -44,7 +44,7 @@ class Committer:
             self._fail_invalid(step, result)
         if step.plan.scores or step.plan.pools:
             self._take_prompt_results(step, result)
-        index_S, token_S = step.plan.sample_index, result.tokens[:, 0]
+        index_S, token_S = step.plan.sample_index, np.ascontiguousarray(result.tokens[:, 0])
         discarded: list[int] = []
         reported: list[int] = []  # with an output of their own
         if self._drafting is not None:

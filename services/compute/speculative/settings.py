@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from common.config import Settings
 from common.errors import ConfigError
 
-MOST_DRAFTS = 4
+MOST_DRAFTS = 7
 """Of a row, where the controller chooses. Text that repeats gives more; but each further one needs
 all before it to be right, and pages that are kept for it."""
 

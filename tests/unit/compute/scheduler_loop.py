@@ -14,6 +14,7 @@ from common.messages.failure import Ending
 from common.messages.generate import Generate
 from common.messages.logprobs import PromptLogprobs
 from common.messages.sampling import SamplingParams
+from services.compute.actor import pack_outputs
 from services.compute.kv.transfer import Direction
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.outputs import SequenceOutput, sequence_outputs
@@ -261,7 +262,9 @@ class Loop:
 
     def hear(self) -> list[SequenceOutput]:
         """Take the events and check each against what its stream has heard."""
-        events = list(sequence_outputs(self.scheduler.drain_outputs()))
+        outputs = self.scheduler.drain_outputs()
+        pack_outputs(0, outputs)
+        events = list(sequence_outputs(outputs))
         for event in events:
             self.streams[event.attempt.counter].hear(event)
         return events
