@@ -95,6 +95,8 @@ class StepReport:
     times: tuple[tuple[str, float, float], ...] = ()
     device_idle_ratio: float | None = None
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # that were computed beside the tokens before them
+    num_accepted_tokens: int = 0  # of them, those that were right
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,13 +322,16 @@ class Engine:
 
     def report(self, now_s: float) -> StepReport:
         """Say what the last steps took; cheap enough for every heartbeat, not for every step."""
+        counts = self._scheduler.stats()
         return StepReport(
             num_steps=self.stats.num_steps,
             num_prefill_tokens=self.stats.num_prefill_tokens,
             num_samples=self.stats.num_samples,
             times=self.records.times(now_s),
             device_idle_ratio=self.records.device_idle_ratio(now_s),
-            num_preemptions=self._scheduler.stats().preemptions_total,
+            num_preemptions=counts.preemptions_total,
+            num_draft_tokens=counts.drafts_total,
+            num_accepted_tokens=counts.accepted_drafts_total,
         )
 
     def forget(self) -> None:

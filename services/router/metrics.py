@@ -102,6 +102,12 @@ STEP_COUNTERS: tuple[Row[StepReport], ...] = (
         "Times that a sequence lost its KV pages to an older one, to be recomputed or swapped in.",
         lambda report: report.num_preemptions,
     ),
+    (
+        "draft_tokens",
+        "Guessed tokens that steps computed behind those they followed.",
+        lambda report: report.num_draft_tokens,
+    ),
+    ("accepted_tokens", "Those that were right.", lambda report: report.num_accepted_tokens),
 )
 DEVICE_IDLE: Row[StepReport] = (
     "device_idle_ratio",
@@ -115,10 +121,18 @@ ENGINE_GAUGES: tuple[Row[RegisteredWorker], ...] = (
     ("kv_cache_usage_perc", "KV cache usage; 1 is full.", lambda worker: worker.load.kv_usage),
     ("gpu_cache_usage_perc", "KV cache usage; 1 is full.", lambda worker: worker.load.kv_usage),
 )
-PREEMPTIONS: Row[RegisteredWorker] = (
-    "num_preemptions",
-    "Preemptions.",
-    lambda worker: None if worker.load.steps is None else worker.load.steps.num_preemptions,
+ENGINE_COUNTERS: tuple[Row[StepReport], ...] = (
+    ("num_preemptions", "Preemptions.", lambda report: report.num_preemptions),
+    (
+        "spec_decode_num_draft_tokens",
+        "Draft tokens.",
+        lambda report: report.num_draft_tokens,
+    ),
+    (
+        "spec_decode_num_accepted_tokens",
+        "Accepted draft tokens.",
+        lambda report: report.num_accepted_tokens,
+    ),
 )
 REQUEST_COUNTERS: tuple[Row[RequestStats], ...] = (
     ("prompt_tokens", "Tokens of prompts.", lambda stats: stats.num_prompt_tokens),
@@ -236,9 +250,10 @@ def _computes(computes: Sequence[RegisteredWorker]) -> Iterator[Metric]:
     yield from _counters(own, ("replica",), reports, *STEP_COUNTERS)
     yield from _step_times(reports)
     yield from _gauges(own, ("replica",), reports, DEVICE_IDLE)
-    engines = [((worker.model.name, worker.name), worker) for worker in computes]
-    yield from _gauges("vllm:", ("model_name", "engine"), engines, *ENGINE_GAUGES)
-    yield from _counters("vllm:", ("model_name", "engine"), engines, PREEMPTIONS)
+    names, engines = ("model_name", "engine"), [((w.model.name, w.name), w) for w in computes]
+    yield from _gauges("vllm:", names, engines, *ENGINE_GAUGES)
+    steps = [(labels, w.load.steps) for labels, w in engines if w.load.steps]
+    yield from _counters("vllm:", names, steps, *ENGINE_COUNTERS)
 
 
 def _step_times(reports: Labelled[StepReport]) -> Iterator[Metric]:

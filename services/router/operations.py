@@ -291,6 +291,8 @@ def _steps(report: StepReport) -> dict[str, Any]:
         "prefill_tokens": report.num_prefill_tokens,
         "sampled_tokens": report.num_samples,
         "preemptions": report.num_preemptions,
+        "draft_tokens": report.num_draft_tokens,
+        "accepted_tokens": report.num_accepted_tokens,
         "seconds": {
             name: {"p50": round(p50, 6), "p99": round(p99, 6)} for name, p50, p99 in report.times
         },

@@ -17,6 +17,8 @@ REPORT = StepReport(
     times=(("plan", 0.0001, 0.0002), ("host", 0.0005, 0.001), ("device", 0.004, 0.005)),
     device_idle_ratio=0.0125,
     num_preemptions=3,
+    num_draft_tokens=40,
+    num_accepted_tokens=31,
 )
 SAMPLE = re.compile(r'([a-z0-9_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? ([0-9.e+-]+)')
 ENDINGS = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
@@ -97,6 +99,8 @@ async def test_a_computes_steps_are_metrics() -> None:
         'prefill_tokens_total{replica="compute"}': 34,
         'sampled_tokens_total{replica="compute"}': 5600,
         'preemptions_total{replica="compute"}': 3,
+        'draft_tokens_total{replica="compute"}': 40,
+        'accepted_tokens_total{replica="compute"}': 31,
         'step_seconds{phase="plan",quantile="0.5",replica="compute"}': 0.0001,
         'step_seconds{phase="plan",quantile="0.99",replica="compute"}': 0.0002,
         'host_cycle_seconds{quantile="0.5",replica="compute"}': 0.0005,
@@ -138,6 +142,8 @@ async def test_a_compute_is_an_engine_under_vllms_names() -> None:
         f"vllm:kv_cache_usage_perc{engine}": 0.25,
         f"vllm:gpu_cache_usage_perc{engine}": 0.25,
         f"vllm:num_preemptions_total{engine}": 3,
+        f"vllm:spec_decode_num_draft_tokens_total{engine}": 40,
+        f"vllm:spec_decode_num_accepted_tokens_total{engine}": 31,
     }
 
 
@@ -227,6 +233,8 @@ async def test_health_has_the_steps_of_each_compute() -> None:
         "prefill_tokens": 34,
         "sampled_tokens": 5600,
         "preemptions": 3,
+        "draft_tokens": 40,
+        "accepted_tokens": 31,
         "seconds": {
             "plan": {"p50": 0.0001, "p99": 0.0002},
             "host": {"p50": 0.0005, "p99": 0.001},

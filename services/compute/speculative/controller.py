@@ -23,14 +23,20 @@ FIRST_RATE = 0.5
 """What is believed of a sequence's drafts before any was tried: one that is right pays for three or
 more wrong ones wherever weights are most of a step."""
 
-MEMORY = 0.8
-"""Of what was seen so far in what is believed after another step: five steps or so."""
+MEMORY = 0.97
+"""Of what was seen so far in what is believed after another step: thirty steps or so. With five, 16
+streams whose drafts are all wrong lost 5 %: that none of five was right is little to know."""
 
-FORGETTING = 0.98
+FORGETTING = 0.99
 """The same after a step in which the drafts that were there were not tried: so after a hundred or
-so they are."""
+two they are."""
 
-LEAST_GAIN = 1.02
+OTHERS_WEIGHT = 16.0
+"""Of all rows' drafts in what is believed of one row's, in drafts. Without it the rows that were
+lucky get too many: 128 rows whose drafts are right at 0.3 gave 0.93 of the best fixed number, and
+0.99 with it."""
+
+LEAST_GAIN = 1.01
 """Of a step with drafts over one without, below which there are none: what is believed is noisy."""
 
 
@@ -79,8 +85,11 @@ class DraftController:
         self._found_N[slots] = num_found
 
     def _rate(self, slots_Q: Int32Array) -> FloatArray:
-        rate: FloatArray = (self._right_N[slots_Q] + FIRST_RATE) / (self._tried_N[slots_Q] + 1.0)
-        return rate
+        """What is believed of each row's drafts: what was seen of them, and of all rows'."""
+        right_Q, tried_Q = self._right_N[slots_Q], self._tried_N[slots_Q]
+        of_all = (right_Q.sum() + FIRST_RATE) / (tried_Q.sum() + 1.0)
+        rate_Q: FloatArray = (right_Q + OTHERS_WEIGHT * of_all) / (tried_Q + OTHERS_WEIGHT)
+        return rate_Q
 
     @staticmethod
     def _first(survival_QK: FloatArray, count: int) -> Int32Array:

@@ -1,0 +1,117 @@
+"""How many drafts rows get: what pays by the measured costs and by what was accepted lately."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.compute.speculative.controller import DraftController, FixedDrafts
+from services.compute.speculative.step_costs import StepCosts
+from services.compute.step import Int32Array, int32_array
+
+FLAT = StepCosts((1, 64), (0.005, 0.005))  # rows cost nothing: weights are all of a step
+STEEP = StepCosts((1, 64), (0.001, 0.064))  # a step of two rows takes twice as long
+SLOTS = np.arange(4, dtype=np.int32)
+MOST = 5
+
+
+def controller(costs: StepCosts, found: int = MOST) -> DraftController:
+    made = DraftController(len(SLOTS), MOST, costs)
+    made.found(SLOTS, np.full_like(SLOTS, found))
+    return made
+
+
+def see(made: DraftController, right: int, times: int, slot: int = 0) -> None:
+    """So many of all drafts of a slot are right, several times."""
+    one = int32_array([slot])
+    for _ in range(times):
+        made.seen(one, int32_array([MOST]), int32_array([right]))
+
+
+def chosen(made: DraftController, slots: Int32Array = SLOTS, room: int = 100) -> list[int]:
+    return made.choose(slots, np.full_like(slots, MOST), room).tolist()
+
+
+def test_where_rows_cost_nothing_every_draft_is_taken() -> None:
+    assert chosen(controller(FLAT)) == [MOST] * 4
+
+
+def test_where_a_row_costs_a_whole_step_none_is() -> None:
+    assert chosen(controller(STEEP)) == []
+
+
+def test_drafts_that_are_not_there_are_not_asked_for() -> None:
+    assert chosen(controller(FLAT, found=2)) == [2] * 4
+    assert chosen(controller(FLAT, found=0)) == []
+
+
+def test_rows_beyond_the_step_are_not_asked_for() -> None:
+    assert sum(chosen(controller(FLAT), room=7)) == 7
+    assert chosen(controller(FLAT), room=0) == chosen(controller(FLAT), room=-3) == []
+
+
+def test_the_likelier_drafts_come_first() -> None:
+    made = controller(FLAT)
+    see(made, right=MOST, times=10, slot=1)
+    see(made, right=0, times=10, slot=2)
+    few = chosen(made, room=6)
+    assert few[1] == max(few) > few[0] and few[2] == 0
+
+
+def test_after_drafts_that_are_all_wrong_it_seldom_tries_again() -> None:
+    made, one = controller(StepCosts((1, 8), (0.005, 0.0055))), SLOTS[:1]
+    tries = 0
+    for _ in range(400):
+        num_drafts = chosen(made, one)
+        if num_drafts:
+            tries += 1
+            made.seen(one, int32_array(num_drafts), int32_array([0]))
+    assert 5 < tries < 100
+    see(made, right=MOST, times=3)
+    assert chosen(made, one) == [MOST]
+
+
+def test_a_new_owner_of_a_slot_begins_anew() -> None:
+    made = controller(StepCosts((1, 8), (0.005, 0.0055)))
+    see(made, right=0, times=50)
+    assert chosen(made, SLOTS[:1]) == []
+    made.begin(0)
+    assert chosen(made, SLOTS[:1]) == []  # nothing is found for it yet
+    made.found(SLOTS[:1], int32_array([MOST]))
+    assert chosen(made, SLOTS[:1]) == [MOST]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("num_rows", [1, 32, 128])
+def test_it_gives_what_the_best_fixed_number_gives(rate: float, num_rows: int) -> None:
+    """Tokens a second, on the costs of an 8B model on an H100, over 400 steps."""
+    costs = StepCosts(
+        (1, 2, 16, 32, 64, 128, 256), (0.00523, 0.00564, 0.00572, 0.00591, 0.00609, 0.00686, 0.0081)
+    )
+    slots = np.arange(num_rows, dtype=np.int32)
+    fixed = [
+        _tokens_per_s(FixedDrafts(num_rows, k), costs, slots, rate) for k in range(1, MOST + 1)
+    ]
+    none = num_rows / float(costs.seconds(np.array([num_rows]))[0])
+    free = _tokens_per_s(DraftController(num_rows, MOST, costs), costs, slots, rate)
+    assert free >= 0.97 * max(none, *fixed)
+
+
+def _tokens_per_s(
+    policy: DraftController | FixedDrafts, costs: StepCosts, slots: Int32Array, rate: float
+) -> float:
+    rng = np.random.default_rng(1)
+    tokens, seconds = 0, 0.0
+    most = np.full_like(slots, MOST)
+    for _ in range(400):
+        policy.found(slots, most)
+        drafts = policy.choose(slots, most, 256 - len(slots))
+        offered = drafts if len(drafts) else np.zeros_like(slots)
+        lucky = rng.random((len(slots), MOST)) < rate
+        right = np.minimum(np.cumprod(lucky, axis=1).sum(axis=1), offered).astype(np.int32)
+        tokens += len(slots) + int(right.sum())
+        seconds += float(costs.seconds(np.array([len(slots) + offered.sum()]))[0])
+        if len(drafts):
+            tried = np.flatnonzero(offered)
+            policy.seen(slots[tried], offered[tried], right[tried])
+    return tokens / seconds
