@@ -20,8 +20,8 @@ from services.compute.step import NO_IDS, Int32Array
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 FIRST_RATE = 0.5
-"""What is believed of a sequence's drafts before any was tried: one that is right pays for three or
-more wrong ones wherever weights are most of a step."""
+"""What is believed of drafts before any was tried: one that is right pays for three or more wrong
+ones wherever weights are most of a step."""
 
 MEMORY = 0.97
 """Of what was seen so far in what is believed after another step: thirty steps or so. With five, 16
@@ -32,7 +32,7 @@ FORGETTING = 0.99
 two they are."""
 
 OTHERS_WEIGHT = 16.0
-"""Of all rows' drafts in what is believed of one row's, in drafts. Without it the rows that were
+"""Of all drafts until now in what is believed of one row's, in drafts. Without it rows that were
 lucky get too many: 128 rows whose drafts are right at 0.3 gave 0.93 of the best fixed number, and
 0.99 with it."""
 
@@ -50,6 +50,7 @@ class DraftController:
         self._found_N = np.zeros(num_slots, dtype=np.int32)
         self._right_N = np.zeros(num_slots)
         self._tried_N = np.zeros(num_slots)
+        self._all_right = self._all_tried = 0.0
 
     def begin(self, slot: int) -> None:
         """A sequence takes a slot."""
@@ -71,6 +72,8 @@ class DraftController:
         if rates[best] < LEAST_GAIN * rates[0]:
             self._tried_N[slots_Q] *= FORGETTING
             self._right_N[slots_Q] *= FORGETTING
+            self._all_tried *= FORGETTING
+            self._all_right *= FORGETTING
             return NO_IDS
         return self._first(survival_QK, best)
 
@@ -79,16 +82,18 @@ class DraftController:
         tried = np.minimum(right + 1, offered)  # behind a wrong one nothing is learned
         self._tried_N[slots] = self._tried_N[slots] * MEMORY + tried
         self._right_N[slots] = self._right_N[slots] * MEMORY + right
+        self._all_tried = self._all_tried * MEMORY + float(tried.sum())
+        self._all_right = self._all_right * MEMORY + float(right.sum())
 
     def found(self, slots: Int32Array, num_found: Int32Array) -> None:
         """So many drafts are there for the next step of these slots."""
         self._found_N[slots] = num_found
 
     def _rate(self, slots_Q: Int32Array) -> FloatArray:
-        """What is believed of each row's drafts: what was seen of them, and of all rows'."""
-        right_Q, tried_Q = self._right_N[slots_Q], self._tried_N[slots_Q]
-        of_all = (right_Q.sum() + FIRST_RATE) / (tried_Q.sum() + 1.0)
-        rate_Q: FloatArray = (right_Q + OTHERS_WEIGHT * of_all) / (tried_Q + OTHERS_WEIGHT)
+        """What is believed of each row's drafts: what was seen of them, and of all until now."""
+        of_all = (self._all_right + FIRST_RATE) / (self._all_tried + 1.0)
+        right_Q = self._right_N[slots_Q] + OTHERS_WEIGHT * of_all
+        rate_Q: FloatArray = right_Q / (self._tried_N[slots_Q] + OTHERS_WEIGHT)
         return rate_Q
 
     @staticmethod

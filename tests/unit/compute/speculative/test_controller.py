@@ -71,9 +71,10 @@ def test_after_drafts_that_are_all_wrong_it_seldom_tries_again() -> None:
     assert chosen(made, one) == [MOST]
 
 
-def test_a_new_owner_of_a_slot_begins_anew() -> None:
+def test_a_new_owner_of_a_slot_begins_with_what_is_believed_of_all() -> None:
     made = controller(StepCosts((1, 8), (0.005, 0.0055)))
     see(made, right=0, times=50)
+    see(made, right=MOST, times=50, slot=1)
     assert chosen(made, SLOTS[:1]) == []
     made.begin(0)
     assert chosen(made, SLOTS[:1]) == []  # nothing is found for it yet

@@ -1,0 +1,107 @@
+"""What drafts are worth on a CPU: one stream, with them and without, in turn; and the same texts.
+
+    python -m benchmarks.drafts [--rounds 5]
+
+Two servers of the demo model, of which the one that is asked has the machine. Texts that repeat
+what was said are what drafts from the text itself are for; answers to questions have little of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import urllib.request
+from typing import Any
+
+from benchmarks.report import Report
+from benchmarks.stack import ROOT, Stack
+
+DEMO = ROOT / "models" / "demo"
+MAX_TOKENS = 96
+
+COLOURS = "Here is a list: " + ", ".join(["red", "green", "blue", "yellow"] * 5) + ","
+CAPITALS = "The capital of France is Paris. The capital of Spain is Madrid. " * 3
+QUESTIONS = ("What is the capital of France?", "What is 23 plus 23?", "Who are you?", "Hello")
+TASKS: dict[str, list[dict[str, Any]]] = {
+    "a list that goes on": [{"prompt": COLOURS, "ignore_eos": True}],
+    "sentences that come again": [{"prompt": CAPITALS, "ignore_eos": True}],
+    "questions": [{"messages": [{"role": "user", "content": text}]} for text in QUESTIONS],
+}
+
+
+def ask(stack: Stack, bodies: list[dict[str, Any]]) -> tuple[list[str], float]:
+    """The texts of requests, one after the other, and their tokens a second."""
+    texts, num_tokens = [], 0
+    began_s = time.monotonic()
+    for body in bodies:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        common = {"model": "demo", "max_tokens": MAX_TOKENS, "temperature": 0.0}
+        data, headers = (
+            json.dumps({**common, **body}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        request = urllib.request.Request(stack.url + path, data, headers)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            answer = json.load(response)
+        (choice,) = answer["choices"]
+        texts.append(choice["message"]["content"] if "messages" in body else choice["text"])
+        num_tokens += answer["usage"]["completion_tokens"]
+    return texts, num_tokens / (time.monotonic() - began_s)
+
+
+def accepted(stack: Stack) -> tuple[int, int]:
+    """Drafts of a server so far, and how many of them were right."""
+    (steps,) = (each["steps"] for each in stack.health()["instances"] if each.get("steps"))
+    return steps["draft_tokens"], steps["accepted_tokens"]
+
+
+def measure(
+    without: Stack, drafting: Stack, bodies: list[dict[str, Any]], rounds: int
+) -> list[object]:
+    """One task on both servers in turn, as cells of a row."""
+    ask(without, bodies)
+    ask(drafting, bodies)
+    before = accepted(drafting)
+    ratios, rates = [], []
+    for _ in range(rounds):
+        texts, plain_per_s = ask(without, bodies)
+        other_texts, tokens_per_s = ask(drafting, bodies)
+        assert texts == other_texts, "a text has changed"
+        ratios.append(tokens_per_s / plain_per_s)
+        rates.append(plain_per_s)
+    time.sleep(1.0)  # a heartbeat brings the counts
+    num_drafts, num_right = (b - a for a, b in zip(before, accepted(drafting), strict=True))
+    share = f"{num_right / num_drafts:.2f}" if num_drafts else ""
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    middle = statistics.median
+    return [round(middle(rates)), f"{middle(ratios):.2f}", spread, num_drafts, share]
+
+
+def main() -> None:
+    """Read the command line, measure, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    options = "--device", "cpu", "--served-model-name", "demo", "--speculative-config"
+    with Stack(DEMO, *options, "off") as without, Stack(DEMO, *options, "auto") as drafting:
+        rows = [
+            [task, *measure(without, drafting, bodies, rounds)] for task, bodies in TASKS.items()
+        ]
+    report = Report(
+        "drafts",
+        "Drafts on a CPU",
+        "Target: 1.5 times the tokens of one stream where a text repeats, none lost elsewhere.",
+    )
+    report.text(
+        f"The demo model over HTTP, greedy, at most {MAX_TOKENS} tokens, {rounds} rounds, both "
+        "servers in turn; `--speculative-config auto` against `off`. All texts were equal."
+    )
+    columns = ["one stream", "tokens/s without", "with drafts, times", "range", "drafts", "right"]
+    report.table(columns, rows)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
