@@ -17,13 +17,13 @@ from services.compute.config import ComputeSettings
 from services.compute.grammar.protocol import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.runner.registry import load_runner
+from services.compute.runner.row_costs import measure
 from services.compute.scheduler.drafting import DraftPolicy
 from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.speculative.controller import DraftController, FixedDrafts
 from services.compute.speculative.settings import read_speculative
-from services.compute.speculative.step_costs import measure
 
 KEPT_PART = 256
 """The mask worker's memory over the text of kept grammars, which take 0.4 of it when compiled."""

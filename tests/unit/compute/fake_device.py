@@ -20,12 +20,11 @@ is computed at once, that other row is taken first.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from common.messages.sampling import SamplingParams
 from common.messages.tokens import TokenLogprobs
 from services.compute.kv.memory import KVGroup
 from services.compute.kv.transfer import Direction
@@ -36,13 +35,19 @@ from services.compute.step import (
     Float32Array,
     RowScores,
     ScoreRow,
-    SlotDelta,
     StepPlan,
     StepResult,
 )
 from tests.spans import Sizes, spans_of
+from tests.unit.compute.fake_slot import Slot
+from tests.unit.compute.fake_texts import (
+    EOS,
+    embedding_of,
+    extend,
+    next_token,
+    score_of,
+)
 
-EOS = 1
 Page = list[tuple[int, int, int]]
 EMPTY = (-1, 0, -1)  # (token, prefix hash, group) of a position that was never written
 DAMAGED = (-7, 0, -1)  # what a broken step leaves behind: a row that reads it computes nonsense
@@ -74,83 +79,6 @@ def make_spec(pooling: str = "", windows: Sizes = (0,), **changes: int) -> Runne
         pooling=pooling,
         **values,  # type: ignore[arg-type]
     )
-
-
-def extend(prefix: int, token: int) -> int:
-    """The hash of a prefix with one more token; nonsense (below zero) stays nonsense."""
-    return prefix if prefix < 0 else hash((prefix, token)) & (1 << 60) - 1
-
-
-def hash_of(tokens: list[int]) -> int:
-    """The hash of a whole prefix."""
-    prefix = 0
-    for token in tokens:
-        prefix = extend(prefix, token)
-    return prefix
-
-
-def score_of(prefix: int, token: int) -> float:
-    """The logprob of a token after a prefix."""
-    return -(hash((prefix, token)) & 0xFFF) / 8
-
-
-def embedding_of(prefix: int, num_pooled: int) -> list[float]:
-    """The embedding of a prompt, of which so many positions were looked at."""
-    return [float(prefix & 0xFFFF), float(num_pooled)]
-
-
-def next_token(
-    prefix: int, index: int, sampling: SamplingParams, delta: SlotDelta, outputs: list[int]
-) -> int:
-    """The token after a prefix: any change of prefix, seed, choice or index changes it."""
-    penalty = tuple(outputs) if sampling.presence_penalty else ()
-    masked = delta.stop_ids if index < sampling.min_tokens else ()
-    for salt in range(1000):
-        drawn = hash((prefix, index, sampling.seed, delta.choice, penalty, salt))
-        token = drawn % 32
-        if token not in masked:
-            return token
-    raise AssertionError("every token is masked")
-
-
-def generate(
-    prompt: tuple[int, ...], sampling: SamplingParams, choice: int, max_index: int = 10_000
-) -> list[int]:
-    """What a request must produce, alone and undisturbed."""
-    stop_ids = set(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
-        stop_ids.add(EOS)
-    delta = SlotDelta(0, 0, sampling, choice, tuple(stop_ids))
-    outputs: list[int] = []
-    prefix = hash_of(list(prompt))
-    while len(outputs) < min(sampling.max_tokens, max_index):
-        token = next_token(prefix, len(outputs), sampling, delta, outputs)
-        outputs.append(token)
-        prefix = extend(prefix, token)
-        if token in stop_ids:
-            break
-    return outputs
-
-
-@dataclass
-class Slot:
-    """What the device keeps of one slot."""
-
-    delta: SlotDelta
-    pages: dict[tuple[int, int], int] = field(default_factory=dict)  # by group and index
-    last: int | None = None  # the token that the next decode row takes
-    length: int = -1  # its position
-    index: int = -1  # of its output
-    outputs: list[int] = field(default_factory=list)
-    num_pooled: int = 0
-    valid: list[int] = field(default_factory=list)  # of the step, if drafts are right
-    num_offered: int = 0
-
-
-def draft_after(prefix: int, token: int, number: int) -> int | None:
-    """A guess at the token after a prefix, which is this one; None: there are no more guesses."""
-    chance = hash((prefix, number)) % 8
-    return None if chance == 0 else (token + 1) % 32 if chance <= 2 else token
 
 
 class FakeDevice:
@@ -312,7 +240,7 @@ class FakeDevice:
                 if position < start + length:
                     token = int(plan.tokens[token_start[row] + position - start])
                 else:
-                    draft = self._draft(slot, prefix)
+                    draft = slot.draft(prefix)
                     if draft is None:
                         break
                     token = draft
@@ -330,19 +258,6 @@ class FakeDevice:
                     assert written.setdefault(place, prefix) == prefix, "two rows, one place"
                     self.pages[page][offset] = DAMAGED if prefix < 0 else (token, prefix, group)
         return prefixes
-
-    @staticmethod
-    def _draft(slot: Slot, prefix: int) -> int | None:
-        """The next draft behind a prefix; while drafts are right, the token there is valid."""
-        number = slot.num_offered
-        index, delta = slot.index + number, slot.delta
-        token = next_token(prefix, index, delta.sampling, delta, slot.outputs)
-        draft = draft_after(prefix, token, number)
-        if draft is not None:
-            if draft == token and len(slot.valid) == number:
-                slot.valid.append(token)
-            slot.num_offered += 1
-        return draft
 
     def _rows_in_order(self, plan: StepPlan) -> list[int]:
         """The rows, each after those that write what it reads."""
@@ -440,7 +355,7 @@ class FakeDevice:
         for sample, (row, index) in enumerate(zip(plan.sample_row, plan.sample_index, strict=True)):
             slot = self.slots[int(plan.row_slot[row])]
             sampling = slot.delta.sampling
-            self._take_index(slot, int(index))
+            slot.take_index(int(index))
             if sample in skipped:
                 nonfinite[sample] = sampling.seed in self.nonfinite_seeds
                 continue
@@ -460,11 +375,3 @@ class FakeDevice:
                 logprobs[sample] = tuple(TokenLogprobs(-float(token)) for token in drawn)
         result = StepResult(plan.step_id, tokens, valid, nonfinite, logprobs)
         return replace(result, num_offered=offered, num_found=found)
-
-    @staticmethod
-    def _take_index(slot: Slot, index: int) -> None:
-        """The plan's output index is the slot's, or above it where drafts may have been wrong."""
-        known = slot.index >= 0
-        is_right = slot.index <= index if slot.delta.drafts else slot.index == index
-        assert is_right or not known, "the host is wrong about a slot's output index"
-        slot.index = slot.index if known else index

@@ -23,14 +23,8 @@ from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.scheduler.transfers import Transfer
 from services.compute.step import NO_IDS, Int32Array, StepPlan, StepResult
-from tests.unit.compute.fake_device import (
-    FakeDevice,
-    embedding_of,
-    extend,
-    generate,
-    hash_of,
-    score_of,
-)
+from tests.unit.compute.fake_device import FakeDevice
+from tests.unit.compute.fake_texts import embedding_of, extend, generate, hash_of, score_of
 from tests.unit.compute.generate_requests import generate_request, prompt_ids
 from tests.unit.compute.memory_check import check_plan, returned_pages, unowned_pages
 

@@ -8,7 +8,8 @@ from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from services.compute.scheduler.sequence import Status
 from services.compute.scheduler.state import SchedulerSettings
-from tests.unit.compute.fake_device import generate, make_spec
+from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.fake_texts import generate
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from common.messages.failure import Ending
 from services.compute.scheduler.sequence import OUTPUT_WEIGHT
 from services.compute.scheduler.state import SchedulerSettings
-from tests.unit.compute.fake_device import generate, make_spec
+from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.fake_texts import generate
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 PROMPT = (2, 3, 4, 5, 6)

@@ -33,7 +33,8 @@ from services.compute.scheduler.sequence import Status
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import StepPlan
 from tests.cases import num_cases
-from tests.unit.compute.fake_device import generate, make_spec
+from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.fake_texts import generate
 from tests.unit.compute.generate_requests import prompt_ids
 from tests.unit.compute.history_inputs import refusals, shapes, wishes
 from tests.unit.compute.memory_check import check_scheduler, tables_of

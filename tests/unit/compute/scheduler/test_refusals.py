@@ -11,7 +11,8 @@ from common.messages.generate import Generate
 from common.messages.sampling import GrammarSpec
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import MAX_STOP_IDS
-from tests.unit.compute.fake_device import EOS, make_spec
+from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.fake_texts import EOS
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 

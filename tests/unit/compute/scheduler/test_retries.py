@@ -7,7 +7,8 @@ import pytest
 from services.compute.scheduler.recovery import RECOVERY_SHARE, prefill_budget
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.scheduler.waiting import WaitingQueue
-from tests.unit.compute.fake_device import EOS, generate, make_spec
+from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.fake_texts import EOS, generate
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 PROMPT = (2, 3, 4, 5, 6)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.compute.scheduler.state import SchedulerSettings
-from tests.unit.compute.fake_device import EOS, generate, make_spec
+from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.fake_texts import EOS, generate
 from tests.unit.compute.memory_check import check_scheduler, findable_nodes
 from tests.unit.compute.scheduler_loop import Loop, make_request
 

@@ -72,14 +72,14 @@ def test_after_drafts_that_are_all_wrong_it_seldom_tries_again() -> None:
 
 
 def test_a_new_owner_of_a_slot_begins_with_what_is_believed_of_all() -> None:
-    made = controller(StepCosts((1, 8), (0.005, 0.0055)))
+    made, one = controller(StepCosts((1, 8), (0.005, 0.0055))), SLOTS[:1]
     see(made, right=0, times=50)
     see(made, right=MOST, times=50, slot=1)
-    assert chosen(made, SLOTS[:1]) == []
+    before = chosen(made, one)
     made.begin(0)
-    assert chosen(made, SLOTS[:1]) == []  # nothing is found for it yet
-    made.found(SLOTS[:1], int32_array([MOST]))
-    assert chosen(made, SLOTS[:1]) == [MOST]
+    assert chosen(made, one) == []  # nothing is found for it yet
+    made.found(one, int32_array([MOST]))
+    assert chosen(made, one) == [MOST] > before
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9])

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from common.errors import ConfigError
+from services.compute.speculative.settings import SpeculativeSettings, read_speculative
+
+
+def test_the_setting_is_off_auto_or_json() -> None:
+    assert read_speculative("off") is None
+    assert read_speculative("auto") == SpeculativeSettings()
+    config = '{"method": "ngram", "num_speculative_tokens": 4}'
+    assert read_speculative(config) == SpeculativeSettings(num_speculative_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("on", "Invalid JSON"),
+        ('{"method": "eagle"}', "method: Input should be 'ngram'"),
+        ('{"draft": 3}', "draft: Extra inputs"),
+        ('{"num_speculative_tokens": 99}', "less than or equal to 16"),
+        ('{"prompt_lookup_min": 6}', "prompt_lookup_min is above prompt_lookup_max"),
+    ],
+)
+def test_what_it_does_not_understand_it_says(config: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_speculative(config)
