@@ -67,7 +67,7 @@ def draft_policy(settings: ComputeSettings, runner: Runner) -> DraftPolicy | Non
     if speculative.num_speculative_tokens:
         return FixedDrafts(spec.max_num_seqs, spec.max_drafts)
     costs = measure(runner)
-    structlog.get_logger().info("steps measured", rows=costs.num_rows, seconds=costs.step_s)
+    structlog.get_logger().info("steps measured", **costs._asdict())
     return DraftController(spec.max_num_seqs, spec.max_drafts, costs)
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.compute.runner.protocol import Runner
+from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.speculative.step_costs import StepCosts
 from services.compute.step import NO_IDS, StepPlan
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 REPEATS = 5
 MOST_S = 20.0  # that a start may take for it
+LONG_CONTEXT = 2048
+LONG_ROWS = 16
 
 
 def measure(runner: Runner, clock: Callable[[], float] = time.monotonic) -> StepCosts:
@@ -22,13 +24,33 @@ def measure(runner: Runner, clock: Callable[[], float] = time.monotonic) -> Step
     spec, until_s = runner.spec(), clock() + MOST_S
     sizes, step_s = [], []
     step_id = itertools.count(-(1 << 32))  # below those of all plans
+
+    def least_s(num_rows: int, position: int) -> float:
+        plans = [_plan(spec, next(step_id), num_rows, position) for _ in range(REPEATS)]
+        return min(_time(runner, plan) for plan in plans)
+
     for num_rows in MEASURED_ROWS:
         if num_rows > spec.max_num_seqs or clock() > until_s:
             break
-        took_s = [_time(runner, _plan(next(step_id), num_rows)) for _ in range(REPEATS)]
         sizes.append(num_rows)
-        step_s.append(min(took_s))
-    return StepCosts(tuple(sizes), tuple(step_s))
+        step_s.append(least_s(num_rows, 0))
+    # What more rows take fewer do not exceed, whatever the noise.
+    smoothed_s = np.minimum.accumulate(step_s[::-1])[::-1].tolist()
+    costs = StepCosts(tuple(sizes), tuple(smoothed_s))
+    num_rows, position = _longest(spec, sizes)
+    if not position or clock() > until_s:
+        return costs
+    more_s = least_s(num_rows, position) - step_s[sizes.index(num_rows)]
+    return costs._replace(position_s=max(more_s, 0.0) / (num_rows * position))
+
+
+def _longest(spec: RunnerSpec, sizes: list[int]) -> tuple[int, int]:
+    """Rows of long contexts that there are pages for, and how long; 0 if for none."""
+    page_tokens = spec.kv_groups[0].page_tokens
+    position = min(LONG_CONTEXT, spec.max_model_len - 2)
+    num_pages = len(spec.kv_groups) * (position // page_tokens + 1)
+    fitting = [size for size in sizes if size <= LONG_ROWS and size * num_pages <= spec.num_pages]
+    return (fitting[-1], position) if fitting else (0, 0)
 
 
 def _time(runner: Runner, plan: StepPlan) -> float:
@@ -41,22 +63,27 @@ def _time(runner: Runner, plan: StepPlan) -> float:
     return result.computed_s
 
 
-def _plan(step_id: int, num_rows: int) -> StepPlan:
-    """Rows of as many slots, each the first position of a sequence, in a page that nobody has."""
-    slots = np.arange(num_rows, dtype=np.int32)
+def _plan(spec: RunnerSpec, step_id: int, num_rows: int, position: int) -> StepPlan:
+    """Rows of as many slots, at a position of sequences whose pages nobody has written."""
+    num_groups, page_tokens = len(spec.kv_groups), spec.kv_groups[0].page_tokens
+    shape = num_groups, num_rows, position // page_tokens + 1 if position else 0
+    groups, slots, pages = (axis.ravel().astype(np.int32) for axis in np.indices(shape))
+    row_slot = np.arange(num_rows, dtype=np.int32)
+    starts = np.full(num_rows, position, dtype=np.int32)
     none = np.zeros(num_rows, dtype=np.int32)
     return StepPlan(
         step_id=step_id,
         num_decode_rows=num_rows,
-        row_slot=slots,
+        row_slot=row_slot,
         row_epoch=none,
-        q_start=none,
+        q_start=starts,
         q_len=none + 1,
-        pos_upper=none + 1,
+        pos_upper=starts + 1,
         tokens=none,
-        sample_row=slots,
+        sample_row=row_slot,
         sample_index=none,
-        page_slot=NO_IDS,
-        page_index=NO_IDS,
-        page_id=NO_IDS,
+        page_slot=slots,
+        page_index=pages,
+        page_id=np.arange(len(slots), dtype=np.int32),
+        page_group=groups if num_groups > 1 else NO_IDS,
     )

@@ -22,7 +22,9 @@ class DraftPolicy(Protocol):
 
     def begin(self, slot: int) -> None: ...
 
-    def choose(self, slots_Q: Int32Array, limits_Q: Int32Array, num_rows: int) -> Int32Array: ...
+    def choose(
+        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
+    ) -> Int32Array: ...
 
     def seen(self, slots: Int32Array, offered: Int32Array, right: Int32Array) -> None: ...
 
@@ -55,7 +57,8 @@ class Drafting:
         room = self._max_rows - len(self._state.running) - self._state.num_waiting
         slots_Q = int32_array([sequence.slot for sequence in decodes])
         limits_Q = int32_array([sequence.num_draftable for sequence in decodes])
-        return self._policy.choose(slots_Q, limits_Q, room)
+        positions_Q = int32_array([sequence.num_scheduled_tokens for sequence in decodes])
+        return self._policy.choose(slots_Q, limits_Q, positions_Q, room)
 
     def settle(self, step: LaunchedStep, result: StepResult) -> None:
         """Take back what was counted for drafts that were wrong, before tokens are appended."""

@@ -1,15 +1,16 @@
 """How many drafts each decode row of a step gets: as many as let it give more tokens a second.
 
 A draft is right with some probability and, behind a wrong one, for nothing; and a step takes longer
-with each row. So of all drafts that rows could have those likeliest to be accepted come first, as
-many of them as give the most expected tokens in the step's measured time. None is an answer, too.
+with each row, the more the longer its context. So of all drafts that rows could have those come
+first that are likely to be right for what they take, as many of them as give the most expected
+tokens in the step's measured time. None is an answer, too.
 
 Shape legend: Q decode rows, K drafts of a row, N slots.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ streams whose drafts are all wrong lost 5 %: that none of five was right is litt
 FORGETTING = 0.99
 """The same after a step in which the drafts that were there were not tried: so after a hundred or
 two they are."""
+
+LEAST_SHARE = 0.001  # of a step in what one more row takes: measured, it may be none
 
 OTHERS_WEIGHT = 16.0
 """Of all drafts until now in what is believed of one row's, in drafts. Without it rows that were
@@ -57,17 +60,24 @@ class DraftController:
         self._found_N[slot] = 0
         self._right_N[slot] = self._tried_N[slot] = 0.0
 
-    def choose(self, slots_Q: Int32Array, limits_Q: Int32Array, num_rows: int) -> Int32Array:
+    def choose(
+        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
+    ) -> Int32Array:
         """Drafts for each row; at most its limit, and `num_rows` together. Empty: none at all."""
         most_Q = np.minimum(np.minimum(self._found_N[slots_Q], limits_Q), self._max_drafts)
         if num_rows <= 0 or most_Q.max(initial=0) <= 0:
             return NO_IDS
         survival_QK = self._rate(slots_Q)[:, None] ** self._power_K
         survival_QK[self._power_K > most_Q[:, None]] = -1.0
-        likely = np.sort(survival_QK.ravel())[::-1][:num_rows]
-        likely = likely[likely > 0.0]
-        tokens = len(slots_Q) + np.concatenate(([0.0], np.cumsum(likely)))
-        rates = tokens / self._costs.seconds(len(slots_Q) + np.arange(len(tokens)))
+        num_there = min(int(np.maximum(most_Q, 0).sum()), num_rows)
+        # Those first that give most for what they take; ties go to the rows before.
+        worth_QK = survival_QK / self._row_s(positions_Q)[:, None]
+        order = np.argsort(-worth_QK, axis=None, kind="stable")[:num_there]
+        rows = order // len(self._power_K)
+        tokens = len(slots_Q) + _summed(survival_QK.ravel()[order])
+        step_s = self._costs.seconds(len(slots_Q) + np.arange(len(tokens)))
+        seen = positions_Q.sum() + _summed(positions_Q[rows])
+        rates = tokens / (step_s + seen * self._costs.position_s)
         best = int(rates.argmax())
         if rates[best] < LEAST_GAIN * rates[0]:
             self._tried_N[slots_Q] *= FORGETTING
@@ -75,7 +85,16 @@ class DraftController:
             self._all_tried *= FORGETTING
             self._all_right *= FORGETTING
             return NO_IDS
-        return self._first(survival_QK, best)
+        num_drafts: Int32Array = np.bincount(rows[:best], minlength=len(slots_Q)).astype(np.int32)
+        return num_drafts
+
+    def _row_s(self, positions_Q: Int32Array) -> FloatArray:
+        """Roughly what one more row takes in a step of so many."""
+        step_s, larger_s = self._costs.seconds(len(positions_Q) + np.arange(2))
+        row_s: FloatArray = max(larger_s - step_s, LEAST_SHARE * step_s) + (
+            positions_Q * self._costs.position_s
+        )
+        return row_s
 
     def seen(self, slots: Int32Array, offered: Int32Array, right: Int32Array) -> None:
         """So many drafts of these slots were there, and so many, the first of them, were right."""
@@ -96,12 +115,10 @@ class DraftController:
         rate_Q: FloatArray = right_Q / (self._tried_N[slots_Q] + OTHERS_WEIGHT)
         return rate_Q
 
-    @staticmethod
-    def _first(survival_QK: FloatArray, count: int) -> Int32Array:
-        """How many of the `count` likeliest drafts each row has; ties go to the rows before."""
-        order = np.argsort(-survival_QK, axis=None, kind="stable")[:count]
-        num_drafts = np.bincount(order // survival_QK.shape[1], minlength=len(survival_QK))
-        return num_drafts.astype(np.int32)
+
+def _summed(values: npt.NDArray[Any]) -> FloatArray:
+    """Sums of none, of the first one, of the first two …"""
+    return np.concatenate(([0.0], np.cumsum(values)))
 
 
 class FixedDrafts:
@@ -114,7 +131,9 @@ class FixedDrafts:
     def begin(self, slot: int) -> None:
         self._found_N[slot] = 0
 
-    def choose(self, slots_Q: Int32Array, limits_Q: Int32Array, num_rows: int) -> Int32Array:
+    def choose(
+        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
+    ) -> Int32Array:
         wanted_Q = np.minimum(np.minimum(self._found_N[slots_Q], limits_Q), self._num_drafts)
         most_Q = np.minimum(np.maximum(wanted_Q, 0).cumsum(), max(num_rows, 0))
         num_drafts: Int32Array = np.diff(most_Q, prepend=0).astype(np.int32)

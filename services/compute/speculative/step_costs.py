@@ -1,4 +1,4 @@
-"""What a step of so many rows takes, as measured on this device."""
+"""What a step of so many rows takes on this device; `runner.row_costs` measures it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import numpy.typing as npt
 
 
 class StepCosts(NamedTuple):
-    """Seconds of steps of decode rows, by their number; in between, and beyond, on a line."""
+    """Seconds of steps of decode rows, by their number; in between, and beyond, on a line.
+
+    Those are of short contexts; every position that a row sees adds a little.
+    """
 
     num_rows: tuple[int, ...]  # rising
     step_s: tuple[float, ...]
+    position_s: float = 0.0
 
     def seconds(self, num_rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
         inside: npt.NDArray[np.float64] = np.interp(num_rows, self.num_rows, self.step_s)

@@ -146,7 +146,9 @@ class SomeDrafts:
     def begin(self, slot: int) -> None:
         assert slot >= 0
 
-    def choose(self, slots_Q: Int32Array, limits_Q: Int32Array, num_rows: int) -> Int32Array:
+    def choose(
+        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
+    ) -> Int32Array:
         """Some of the drafts that rows may have."""
         self.num_chosen += 1
         wanted = (slots_Q * 5 + self.num_chosen * 3) % 7 - 2

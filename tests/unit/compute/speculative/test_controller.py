@@ -29,7 +29,7 @@ def see(made: DraftController, right: int, times: int, slot: int = 0) -> None:
 
 
 def chosen(made: DraftController, slots: Int32Array = SLOTS, room: int = 100) -> list[int]:
-    return made.choose(slots, np.full_like(slots, MOST), room).tolist()
+    return made.choose(slots, np.full_like(slots, MOST), np.zeros_like(slots), room).tolist()
 
 
 def test_where_rows_cost_nothing_every_draft_is_taken() -> None:
@@ -56,6 +56,13 @@ def test_the_likelier_drafts_come_first() -> None:
     see(made, right=0, times=10, slot=2)
     few = chosen(made, room=6)
     assert few[1] == max(few) > few[0] and few[2] == 0
+
+
+def test_a_row_whose_context_takes_long_to_read_gets_none() -> None:
+    made = controller(StepCosts((1, 64), (0.005, 0.005), position_s=1e-6))
+    positions = int32_array((10, 40_000, 10, 10))
+    drafts = made.choose(SLOTS, np.full_like(SLOTS, MOST), positions, 100)
+    assert drafts[1] == 0 and drafts[0] == drafts[2] > 0
 
 
 def test_after_drafts_that_are_all_wrong_it_seldom_tries_again() -> None:
@@ -106,7 +113,7 @@ def _tokens_per_s(
     most = np.full_like(slots, MOST)
     for _ in range(400):
         policy.found(slots, most)
-        drafts = policy.choose(slots, most, 256 - len(slots))
+        drafts = policy.choose(slots, most, np.zeros_like(slots), 256 - len(slots))
         offered = drafts if len(drafts) else np.zeros_like(slots)
         lucky = rng.random((len(slots), MOST)) < rate
         right = np.minimum(np.cumprod(lucky, axis=1).sum(axis=1), offered).astype(np.int32)
