@@ -64,7 +64,7 @@ class Drafting:
         """Take back what was counted for drafts that were wrong, before tokens are appended."""
         num_drafts = step.plan.num_drafts
         if len(num_drafts):
-            samples = [s for s in np.flatnonzero(num_drafts).tolist() if step.samples[s].live]
+            samples = [s for s in np.flatnonzero(num_drafts).tolist() if step.samples[s].slot >= 0]
             drafted = num_drafts[samples]
             right = result.n_valid[samples] - 1
             for sample, count, valid in zip(samples, drafted.tolist(), right.tolist(), strict=True):
@@ -75,7 +75,8 @@ class Drafting:
             self._policy.seen(self._slots(step, samples), offered, right)
         self._any_found = bool(result.num_found.any())
         if self._any_found:
-            samples = [sample for sample, sequence in enumerate(step.samples) if sequence.live]
+            # Not of those that ended, or were skipped and preempted since.
+            samples = [s for s, sequence in enumerate(step.samples) if sequence.slot >= 0]
             self._policy.found(self._slots(step, samples), result.num_found[samples])
 
     @staticmethod
