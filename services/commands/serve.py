@@ -114,6 +114,10 @@ def _add_model(parser: Parser) -> None:
     for name in ("device", "dtype", "kv_cache_dtype", "quantization", "pin", "load_format"):
         add_setting(group, f"compute.{name}")
     add_setting(group, "compute.tensor_parallel_size", "--tensor-parallel-size", "-tp", metavar="N")
+    on_off: Any = {"action": argparse.BooleanOptionalAction}
+    add_setting(
+        group, "compute.enable_expert_parallel", "--enable-expert-parallel", "-ep", **on_off
+    )
     add_setting(group, "compute.speculative_config", metavar="auto|off|JSON")
 
 
@@ -136,7 +140,7 @@ def add_setting(group: Any, setting: str, *options: str, **more: Any) -> None:
     field = kind.model_fields[name]
     if get_origin(field.annotation) is Literal:
         more["choices"] = get_args(field.annotation)
-    elif "choices" not in more:
+    elif "choices" not in more and "action" not in more:
         more.setdefault("type", reader_of(kind, name))
     about = field.description or ""
     if "(default: " not in about and field.default != "":

@@ -51,6 +51,11 @@ class ComputeSettings(Settings):
         le=MAX_RANKS,
         description="processes that the model is split over, each with a GPU of its own",
     )
+    enable_expert_parallel: bool = Field(
+        False,
+        description="of a split mixture of experts each process has some experts as a whole, "
+        "instead of a part of every one",
+    )
     max_model_len: int = Field(
         0, ge=0, description="longest prompt and answer (default: the model's)"
     )

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ConfigError, ModelError
+from common.expert_shape import check_spread
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import read_model_config, sampling_defaults
 from common.quantization import check_at_load, read_quantization
@@ -157,6 +158,8 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
             f"--tensor-parallel-size {plan.num_ranks}: the model has {shape.num_heads} query "
             "heads, of which each of its processes needs one; lower it"
         )
+    if plan.value("compute", "enable_expert_parallel").lower() == "true":
+        check_spread(shape.experts, plan.num_ranks)
     longest = shape.max_position_embeddings
     max_model_len = _whole(plan, "max_model_len")
     if max_model_len > longest:

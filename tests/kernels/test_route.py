@@ -7,7 +7,7 @@ import torch
 
 from services.compute.kernels.route import Counting, Logits, Router, route_few_rows, route_rows
 from services.compute.kernels.router_logits import num_shares, router_logits
-from services.compute.kernels.routing import Routing, route
+from services.compute.kernels.routing import NOWHERE, HeldExperts, Routing, route
 
 ROUTINGS = {
     "softmax": Routing(12, 3),
@@ -101,3 +101,31 @@ def test_parts_of_logits_are_added_up_with_the_routers_bias(
     expected_weights, expected = route(logits, routing)
     assert torch.equal(experts, expected)
     torch.testing.assert_close(weights, expected_weights, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_learn_the_slots_of_experts_that_are_here(device: torch.device) -> None:
+    """The others weigh nothing; all are counted. Padding goes where the first row goes."""
+    torch.manual_seed(0)
+    routing, num_rows = Routing(6, 3), 4
+    slots = [[NOWHERE, 0, 1, NOWHERE, 2, NOWHERE], [NOWHERE, 0, NOWHERE, NOWHERE, 2, 3]]
+    held = HeldExperts(4, torch.tensor(slots, dtype=torch.int32, device=device))
+    x = torch.randn(num_rows, 40, device=device)
+    weight = torch.randn(6, 40, device=device)
+    num_real = torch.full((1,), num_rows - 1, dtype=torch.int32, device=device)
+    logits = x @ weight.t()
+    logits[-1] = logits[0]
+    weights, experts = route(logits, routing)
+    slot_of = held.slots_of(experts)
+    slot_of[-1] = slot_of[0]
+    router = Router(weight, None, logits.clone(), torch.zeros_like(num_real))
+    for is_few in (False, True):
+        found = torch.empty(num_rows, 3, device=device), torch.empty_like(experts)
+        counting = Counting(torch.zeros(6, dtype=torch.int64, device=device), num_real)
+        if is_few:
+            route_few_rows(x, router, routing, None, *found, counting=counting, held=held)
+        else:
+            route_rows(Logits(logits[None]), routing, None, *found, counting=counting, held=held)
+        assert torch.equal(found[1], slot_of)
+        expected = weights.masked_fill(slot_of == NOWHERE, 0.0)
+        torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-6)
+        assert torch.equal(counting.tokens_X, experts[:-1].flatten().bincount(minlength=6))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from services.compute.kernels import sort_experts as sort_experts_module
+from services.compute.kernels.routing import NOWHERE
 from services.compute.kernels.sort_experts import (
     NO_EXPERT,
     ExpertOrder,
@@ -47,4 +48,15 @@ def test_many_pairs_of_few_experts_are_sorted_in_chunks(
     sort_experts_reference(experts, expected)
     assert order.order_R is not None and expected.order_R is not None
     assert torch.equal(order.order_R, expected.order_R)
+    assert torch.equal(order.tiles_3N[0], expected.tiles_3N[0])
+
+
+def test_pairs_of_experts_elsewhere_are_in_no_tile(device: torch.device) -> None:
+    experts = torch.tensor([[0, NOWHERE], [2, 0], [NOWHERE, 1]] * 9, dtype=torch.int32).to(device)
+    order, expected = (ExpertOrder.empty(54, 3, 16, device) for _ in range(2))
+    order.tiles_3N.fill_(99)
+    sort_experts(experts, order)
+    sort_experts_reference(experts, expected)
+    num_here = int((experts != NOWHERE).sum())
+    assert torch.equal(order.order_R[:num_here], expected.order_R[:num_here])
     assert torch.equal(order.tiles_3N[0], expected.tiles_3N[0])

@@ -31,6 +31,7 @@ class Shard:
 
     rank: int = 0
     size: int = 1
+    spreads_experts: bool = False  # each is on one rank as a whole, where else all have a part
 
     def part(self, count: int) -> range:
         """The rank's part of a width or a vocabulary, in the unit that makes the largest part
@@ -49,6 +50,16 @@ class Shard:
         unit = min([unit for unit in units if unit in UNITS] or units[:1], key=largest_part)
         part = even(count // unit, self.size, self.rank)
         return range(part.start * unit, part.stop * unit)
+
+    def experts(self, count: int) -> range:
+        """The experts of which the rank has something: of all a part, or some as a whole."""
+        if not self.spreads_experts:
+            return range(count)
+        return even(count, self.size, self.rank)
+
+    def expert_part(self, width: int) -> range:
+        """The rank's part of the inner width of an expert that it has."""
+        return range(width) if self.spreads_experts else self.part(width)
 
     def heads(self, num_heads: int, num_kv_heads: int) -> HeadPart:
         """Whole groups of queries with their kv head, as long as each rank gets one; else ranks

@@ -136,7 +136,7 @@ def _add_norm_kernel(
     if delta_ptr is not None:
         if K > 0:
             delta = weighted_sum(
-                delta_ptr, row_weight_ptr, shared_ptr, gate_ptr, row, e, inside, E, K
+                delta_ptr, row_weight_ptr, shared_ptr, gate_ptr, row, e, inside, E, K, False
             )
             delta = delta.to(dtype).to(tl.float32)
         elif RANKS > 0:
@@ -231,6 +231,7 @@ def _delta_operands(delta: Tensor | WeightedRows | RankRows | None) -> tuple[Any
     if isinstance(delta, RankRows):
         return delta.own_TE, None, None, None, delta.rows_R, delta.memory
     if isinstance(delta, WeightedRows):
+        assert not delta.is_spread  # ranks add up rows
         shared = delta.shared or (None, None)
         return delta.rows_RE, delta.weights_TK, *shared, None, None
     return delta, None, None, None, None, None

@@ -34,6 +34,7 @@ class WeightedRows(NamedTuple):
     rows_RE: Tensor
     weights_TK: Tensor
     shared: SharedRows | None = None
+    is_spread: bool = False  # experts of weight zero may be elsewhere, and have made nothing
 
 
 @triton.jit
@@ -50,21 +51,27 @@ def add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E: tl.constexpr):
 
 @triton.jit
 def weighted_sum(
-    row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside, E: tl.constexpr, K: tl.constexpr
-):
+    row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside,
+    E: tl.constexpr, K: tl.constexpr, SPREAD: tl.constexpr,
+):  # fmt: skip
     """Of a token, in float32."""
     rows = row_ptr + token.to(tl.int64) * (K * E) + e
     sum_E = tl.zeros(e.shape, dtype=tl.float32)
     for rank in tl.static_range(K):
-        row_E = tl.load(rows + rank * E, mask=inside, other=0.0).to(tl.float32)
-        sum_E += row_E * tl.load(weight_ptr + token * K + rank)
+        weight = tl.load(weight_ptr + token * K + rank)
+        there = inside
+        if SPREAD:
+            there = tl.where(weight == 0.0, E, e) < E
+        row_E = tl.load(rows + rank * E, mask=there, other=0.0).to(tl.float32)
+        sum_E += row_E * weight
     return add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E)
 
 
 @triton.jit
 def _combine_kernel(
     row_ptr, weight_ptr, shared_ptr, gate_ptr, out_ptr,
-    E: tl.constexpr, K: tl.constexpr, BLOCK_E: tl.constexpr, PDL: tl.constexpr,
+    E: tl.constexpr, K: tl.constexpr, SPREAD: tl.constexpr, BLOCK_E: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -72,14 +79,14 @@ def _combine_kernel(
     token = tl.program_id(0)
     e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     inside = e < E
-    sum_E = weighted_sum(row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside, E, K)
+    sum_E = weighted_sum(row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside, E, K, SPREAD)
     place = token.to(tl.int64) * E + e
     tl.store(out_ptr + place, sum_E.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def combine_experts(weighted: WeightedRows, out_TE: Tensor, *, pdl: bool = False) -> None:
     """The weighted sums of the rows of tokens' pairs."""
-    rows_RE, weights_TK, shared = weighted
+    rows_RE, weights_TK, shared, is_spread = weighted
     num_tokens, top_k = weights_TK.shape
     width = out_TE.shape[1]
     assert rows_RE.shape == (num_tokens * top_k, width) and len(out_TE) == num_tokens
@@ -92,6 +99,7 @@ def combine_experts(weighted: WeightedRows, out_TE: Tensor, *, pdl: bool = False
         out_TE,
         E=width,
         K=top_k,
+        SPREAD=is_spread,
         BLOCK_E=block,
         num_warps=NUM_WARPS,
         **dependent_launch(pdl, out_TE),
@@ -100,7 +108,7 @@ def combine_experts(weighted: WeightedRows, out_TE: Tensor, *, pdl: bool = False
 
 def combine_reference(weighted: WeightedRows, out_TE: Tensor) -> None:
     """In float32 at least, in the same order."""
-    rows_RE, weights_TK, shared = weighted
+    rows_RE, weights_TK, shared, _ = weighted
     wide = torch.promote_types(rows_RE.dtype, torch.float32)
     rows_TKE = rows_RE.to(wide).view(*weights_TK.shape, -1)
     sum_TE = torch.zeros_like(rows_TKE[:, 0])

@@ -31,6 +31,7 @@ from services.compute.kernels.expert_quads import (
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.packed_codes import kernel_kind
 from services.compute.kernels.packed_matvec import HALF, packed_sums, unit_inputs
+from services.compute.kernels.routing import NOWHERE as _NOWHERE
 from services.compute.quantization.packed import Packed
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ExpertRowConfig:
 
 
 WARP_QUADS = 32
+NOWHERE = tl.constexpr(_NOWHERE)
 
 MOST_INPUTS = 34_000
 """That a program of the second product meets in 16 bits, of all outputs and experts together: their
@@ -79,7 +81,7 @@ def expert_row_config(stack: ExpertStack, *, gated: bool, top_k: int = 1) -> Exp
 @triton.jit
 def _add_plain(
     y_RI, x_ptr, w_ptr, o_R, o_in, factor, NUM_IN: tl.constexpr, BLOCK_I: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     """The products of one input with these rows, times a factor: not added up yet. As volatile ones
     loads begin at once; the compiler would put each where it is waited for, to save registers."""
@@ -94,7 +96,10 @@ def _add_plain(
             w = tl.load(pointers, mask=inside, other=0.0, volatile=True)
         # Asked for by all who need it: else it would go through shared memory.
         i_RI = tl.zeros(y_RI.shape, dtype=tl.int32) + i[None, :]
-        x = tl.load(x_ptr + i_RI, mask=i_RI < NUM_IN, other=0.0).to(tl.float32)
+        x_inside = i_RI < NUM_IN
+        if SPREAD:  # of an expert that is elsewhere there is none
+            x_inside = x_inside & o_in[:, None]
+        x = tl.load(x_ptr + i_RI, mask=x_inside, other=0.0).to(tl.float32)
         if factor is not None:
             x *= factor
         y_RI += w.to(tl.float32) * x
@@ -125,21 +130,27 @@ def _gate_up_kernel(
     x_ptr, expert_ptr, code_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
     UNIT_BYTES: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, GATING: tl.constexpr,
-    PDL: tl.constexpr,
+    SPREAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
     EVEN: tl.constexpr = NUM_OUT % ROWS == 0
     pair = tl.program_id(1)
+    expert = tl.load(expert_ptr + pair)
+    if SPREAD:
+        if expert == NOWHERE:
+            return
     o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_in = o_R < NUM_OUT
-    gate_R = tl.load(expert_ptr + pair) * (2 * NUM_OUT) + o_R
+    gate_R = expert * (2 * NUM_OUT) + o_R
     up_R = gate_R + NUM_OUT
     x_row = x_ptr + (pair // K).to(tl.int64) * NUM_IN
     if FORM is None:  # the loads of both begin before any sum
         y_RI = tl.zeros((ROWS, UNIT_BYTES), dtype=tl.float32)
-        gate_RI = _add_plain(y_RI, x_row, code_ptr, gate_R, o_in, None, NUM_IN, UNIT_BYTES, EVEN)
-        up_RI = _add_plain(y_RI, x_row, code_ptr, up_R, o_in, None, NUM_IN, UNIT_BYTES, EVEN)
+        gate_RI = _add_plain(
+            y_RI, x_row, code_ptr, gate_R, o_in, None, NUM_IN, UNIT_BYTES, EVEN, False
+        )
+        up_RI = _add_plain(y_RI, x_row, code_ptr, up_R, o_in, None, NUM_IN, UNIT_BYTES, EVEN, False)
         gate = tl.sum(gate_RI, axis=1)
         up = tl.sum(up_RI, axis=1)
     else:
@@ -164,11 +175,12 @@ def _down_kernel(
     x_ptr, expert_ptr, weight_ptr, code_ptr, scale_ptr, zero_ptr, bias_ptr, shared_ptr, gate_ptr,
     out_ptr,
     NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    UNIT_BYTES: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
+    UNIT_BYTES: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, SPREAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
-    EVEN: tl.constexpr = NUM_OUT % ROWS == 0
+    EVEN: tl.constexpr = NUM_OUT % ROWS == 0 and not SPREAD
     token = tl.program_id(1)
     o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_in = o_R < NUM_OUT
@@ -176,18 +188,27 @@ def _down_kernel(
     y_RI = tl.zeros((ROWS, UNIT_BYTES), dtype=tl.float32)
     for rank in tl.static_range(K):
         pair = token * K + rank
-        row_R = tl.load(expert_ptr + pair) * NUM_OUT + o_R
+        expert = tl.load(expert_ptr + pair)
+        mine_R = o_in
+        if SPREAD:
+            mine_R = o_in & (expert != NOWHERE)
+        row_R = expert * NUM_OUT + o_R
         x_row = x_ptr + pair.to(tl.int64) * NUM_IN
         weight = tl.load(weight_ptr + pair)
         y_R = tl.zeros((ROWS,), dtype=tl.float32)
         if FORM is None:  # all experts' loads begin before any sum
-            y_RI = _add_plain(y_RI, x_row, code_ptr, row_R, o_in, weight, NUM_IN, UNIT_BYTES, EVEN)
+            y_RI = _add_plain(
+                y_RI, x_row, code_ptr, row_R, mine_R, weight, NUM_IN, UNIT_BYTES, EVEN, SPREAD
+            )
         else:
             y_R = _code_sums(
-                x_row, code_ptr, scale_ptr, zero_ptr, row_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS,
-                FORM,
+                x_row, code_ptr, scale_ptr, zero_ptr, row_R, mine_R, NUM_IN, EVEN, UNIT_BYTES,
+                UNITS, FORM,
             )  # fmt: skip
-        total_R += _add_bias(y_R, bias_ptr, row_R, o_in) * weight
+        y_R = _add_bias(y_R, bias_ptr, row_R, mine_R) * weight
+        if SPREAD:
+            y_R = tl.where(mine_R, y_R, 0.0)
+        total_R += y_R
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if FORM is None:
@@ -205,9 +226,13 @@ def expert_gate_up_rows(
     gating: Gating,
     config: ExpertRowConfig | None = None,
     *,
+    is_spread: bool = False,
     pdl: bool = False,
 ) -> None:
-    """Gates and ups of all pairs, gated, in the order of pairs; else as `expert_gate_up`."""
+    """Gates and ups of all pairs, gated, in the order of pairs; else as `expert_gate_up`.
+
+    `is_spread`: some experts are `NOWHERE`, and nothing is written for them.
+    """
     num_pairs, num_out = out_RF.shape
     assert num_pairs == experts_TK.numel() and 2 * num_out == stack.num_out
     config = config or expert_row_config(stack, gated=True)
@@ -221,7 +246,7 @@ def expert_gate_up_rows(
             NUM_OUT=num_out,
             K=experts_TK.shape[1],
             GATING=gating,
-            **_quad_constants(stack, config, x_TE),
+            **_quad_constants(stack, config, x_TE, is_spread),
             **dependent_launch(pdl, out_RF),
         )
         return
@@ -234,6 +259,7 @@ def expert_gate_up_rows(
         **_constants(stack, config),
         K=experts_TK.shape[1],
         GATING=gating,
+        SPREAD=is_spread,
         num_warps=config.num_warps,
         **dependent_launch(pdl, out_RF),
     )
@@ -248,9 +274,13 @@ def expert_down_rows(
     out_TE: Tensor,
     config: ExpertRowConfig | None = None,
     *,
+    is_spread: bool = False,
     pdl: bool = False,
 ) -> None:
-    """The weighted sums of what tokens' experts make of the rows of pairs; rounded once."""
+    """The weighted sums of what tokens' experts make of the rows of pairs; rounded once.
+
+    `is_spread`: some experts are `NOWHERE`, and nothing is read of them or for them.
+    """
     num_tokens, num_out = out_TE.shape
     assert weights_TK.shape == experts_TK.shape and len(experts_TK) == num_tokens
     assert num_out == stack.num_out and len(inner_RF) == experts_TK.numel()
@@ -267,7 +297,7 @@ def expert_down_rows(
             NUM_OUT=num_out,
             K=experts_TK.shape[1],
             BLOCK_K=triton.next_power_of_2(experts_TK.shape[1]),
-            **_quad_constants(stack, config, inner_RF),
+            **_quad_constants(stack, config, inner_RF, is_spread),
             **dependent_launch(pdl, out_TE),
         )
         return
@@ -281,6 +311,7 @@ def expert_down_rows(
         NUM_OUT=num_out,
         **_constants(stack, config),
         K=experts_TK.shape[1],
+        SPREAD=is_spread,
         num_warps=config.num_warps,
         **dependent_launch(pdl, out_TE),
     )
@@ -291,15 +322,17 @@ def _in_integers(x: Tensor, stack: ExpertStack) -> bool:
     return x.dtype == torch.bfloat16 and isinstance(weight, Packed) and has_quads(weight)
 
 
-def _quad_constants(stack: ExpertStack, config: ExpertRowConfig, x: Tensor) -> dict[str, Any]:
+def _quad_constants(
+    stack: ExpertStack, config: ExpertRowConfig, x: Tensor, is_spread: bool
+) -> dict[str, Any]:
     weight = stack.weight
     assert isinstance(weight, Packed)
-    strides = weight.scales_OG.stride()
+    num_groups, strides = weight.scales_OG.shape[1], weight.scales_OG.stride()
     return {
         "NUM_IN": stack.num_in,
         "ROWS": config.rows,
         "QUADS": config.step_inputs // QUAD,
-        "FORM": (weight.kind, weight.scales_OG.shape[1], *strides, weight.zeros_OG is not None),
+        "FORM": (weight.kind, num_groups, *strides, weight.zeros_OG is not None, is_spread),
         "ASM": x.is_cuda,
         "num_warps": config.num_warps,
     }

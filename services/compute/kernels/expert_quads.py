@@ -22,11 +22,13 @@ import triton.language as tl
 from services.compute.kernels.activations import gated_rounded
 from services.compute.kernels.combine_experts import add_shared
 from services.compute.kernels.packed_codes import e2m1
+from services.compute.kernels.routing import NOWHERE as _NOWHERE
 from services.compute.quantization.packed import BLOCK, Packed
 
 QUAD = BLOCK
 """Inputs of a quad."""
 
+NOWHERE = tl.constexpr(_NOWHERE)
 _MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: whole numbers added to it are its last bits
 
 # The largest size of 32 bfloat16, two in a word, in both halves of one.
@@ -209,12 +211,11 @@ def _of_groups(pointer, map_N, q_N, NUM_IN: tl.constexpr, NUM_OUT: tl.constexpr,
     o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
     row_NR = (map_N * NUM_OUT)[:, None] + o_R[None, :]
     place_NR = row_NR * FORM[2] + (q_N * 32 // (NUM_IN // FORM[1]) * FORM[3])[:, None]
-    if (NUM_IN // 32) % QUADS == 0:
+    if (NUM_IN // 32) % QUADS == 0 and not FORM[5]:
         values_NR = tl.load(pointer + place_NR, volatile=True)
     else:
-        values_NR = tl.load(
-            pointer + place_NR, mask=(q_N < NUM_IN // 32)[:, None], other=0.0, volatile=True
-        )
+        inside_N = (q_N < NUM_IN // 32) & (map_N != NOWHERE)
+        values_NR = tl.load(pointer + place_NR, mask=inside_N[:, None], other=0.0, volatile=True)
     return tl.permute(tl.reshape(values_NR, (MAPS, QUADS, ROWS)), (2, 0, 1))
 
 
@@ -234,14 +235,12 @@ def _ask(
     o_P = _outputs(tl.arange(0, ROWS * MAPS) // MAPS, ROWS, NUM_OUT)
     row_P = (map_P * NUM_OUT + o_P).to(tl.int64) * (NUM_IN // 8)
     w_in = None
-    if NUM_QUADS % QUADS == 0:
+    if NUM_QUADS % QUADS == 0 and not FORM[5]:
         codes = tl.load(code_ptr + row_P[:, None] + w[None, :], volatile=True)
     else:
         w_in = w < NUM_QUADS * 4
-        codes = tl.load(
-            code_ptr + row_P[:, None] + w[None, :], mask=w_in[None, :], other=0,
-            volatile=True,
-        )  # fmt: skip
+        inside = w_in[None, :] & (map_P != NOWHERE)[:, None]
+        codes = tl.load(code_ptr + row_P[:, None] + w[None, :], mask=inside, other=0, volatile=True)
     scale = _of_groups(scale_ptr, map_N, q_N, NUM_IN, NUM_OUT, ROWS, MAPS, QUADS, FORM)
     zero = scale
     if FORM[4]:
@@ -343,12 +342,15 @@ def quad_gate_up_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
     pair = tl.program_id(1)
-    first = tl.load(expert_ptr + pair) * 2
+    expert = tl.load(expert_ptr + pair)
+    if FORM[5]:
+        if expert == NOWHERE:
+            return
+    first = expert * 2
     token = pair // K + tl.zeros((1,), dtype=tl.int32)
     y_RM = _products(
         x_ptr, token, code_ptr, scale_ptr, zero_ptr, first + tl.arange(0, 2 * ROWS) % 2,
-        first + tl.arange(0, 2 * QUADS) // QUADS, NUM_OUT, NUM_IN, ROWS, QUADS, FORM,
-        ASM,
+        first + tl.arange(0, 2 * QUADS) // QUADS, NUM_OUT, NUM_IN, ROWS, QUADS, FORM, ASM,
     )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -379,17 +381,20 @@ def quad_down_kernel(
     k_N = tl.minimum(tl.arange(0, BLOCK_K * QUADS) // QUADS, K - 1)
     y_RM = _products(
         x_ptr, pair_M, code_ptr, scale_ptr, zero_ptr, tl.load(expert_ptr + token * K + k_P),
-        tl.load(expert_ptr + token * K + k_N), NUM_OUT, NUM_IN, ROWS, QUADS, FORM,
-        ASM,
+        tl.load(expert_ptr + token * K + k_N), NUM_OUT, NUM_IN, ROWS, QUADS, FORM, ASM,
     )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     o_R = _outputs(tl.arange(0, ROWS), ROWS, NUM_OUT)
+    map_M = tl.load(expert_ptr + pair_M)
+    adds_M = k < K
+    if FORM[5]:
+        adds_M = adds_M & (map_M != NOWHERE)
     if bias_ptr is not None:
-        map_M = tl.load(expert_ptr + pair_M)
-        y_RM += tl.load(bias_ptr + (map_M * NUM_OUT)[None, :] + o_R[:, None]).to(tl.float32)
+        bias_ptrs = bias_ptr + (map_M * NUM_OUT)[None, :] + o_R[:, None]
+        y_RM += tl.load(bias_ptrs, mask=adds_M[None, :], other=0.0).to(tl.float32)
     weight_M = tl.load(weight_ptr + pair_M)
-    total_R = tl.sum(tl.where((k < K)[None, :], y_RM * weight_M[None, :], 0.0), axis=1)
+    total_R = tl.sum(tl.where(adds_M[None, :], y_RM * weight_M[None, :], 0.0), axis=1)
     total_R = add_shared(total_R, shared_ptr, gate_ptr, token, o_R, o_R < NUM_OUT, NUM_OUT)
     place = token.to(tl.int64) * NUM_OUT + o_R
     tl.store(out_ptr + place, total_R.to(out_ptr.dtype.element_ty))

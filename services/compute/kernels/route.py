@@ -6,24 +6,29 @@ A program has a row, and adds up the parts that its logits come in. A score and 
 are one integer, of which the largest is the choice: the highest score and, of equal ones, the
 lowest number.
 
+Of experts that are spread over ranks it writes the slots of those that are here. The weights of the
+others are zero, so that nobody reads what they have not made.
+
 With very few rows the router's product is in the launch, too: a program makes the logits of an
 expert, and whichever ends last chooses. A launch less, where each takes longer than its work.
 
 Shape legend: P parts, T rows, E hidden width, X experts, G groups of them, S experts of a group,
-K experts of a row.
+K experts of a row,
+C rows of a table of slots.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.routing import NOWHERE as _NOWHERE
 from services.compute.kernels.routing import SMALLEST_SUM as _SMALLEST_SUM
-from services.compute.kernels.routing import Routing
+from services.compute.kernels.routing import HeldExperts, Routing
 
 WARP_INPUTS = 4096
 """Of a warp, for logits."""
@@ -32,6 +37,7 @@ MAX_ROWS = 4
 """Of a launch with the router's product."""
 
 SMALLEST_SUM = tl.constexpr(_SMALLEST_SUM)
+NOWHERE = tl.constexpr(_NOWHERE)
 _LOWEST = tl.constexpr(-(1 << 63))  # below all scores
 _FAR_BELOW = tl.constexpr(-3e38)  # of logits: those of no expert have no share
 _NOT_A_NUMBER = tl.constexpr(0x7FFFFFFF)  # above all, as a sort has it
@@ -95,7 +101,7 @@ def _share(best, logit_GS, is_left_GS, TOLERANCE: tl.constexpr):
 @triton.jit
 def _choose(
     row, logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
-    num_real, X: tl.constexpr, PARTS: tl.constexpr, RULE: tl.constexpr,
+    num_real, slot_ptr, C: tl.constexpr, X: tl.constexpr, PARTS: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     """Write the choice of a row, and count it."""
     is_real = row < num_real
@@ -153,10 +159,13 @@ def _choose(
         key_GS = tl.where(is_best_GS, _LOWEST, key_GS)
     if RULE[2]:
         weight_K /= tl.maximum(tl.sum(weight_K), SMALLEST_SUM)
-    tl.store(weight_ptr + row * K + k, weight_K * RULE[3], mask=k < K)
-    tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
     if token_ptr is not None:
         tl.atomic_add(token_ptr + expert_K, 1, mask=(k < K) & is_real, sem="relaxed")
+    if slot_ptr is not None:
+        expert_K = tl.load(slot_ptr + source % C * X + expert_K)
+        weight_K = tl.where(expert_K == NOWHERE, 0.0, weight_K)
+    tl.store(weight_ptr + row * K + k, weight_K * RULE[3], mask=k < K)
+    tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
 
 
 @triton.jit
@@ -171,7 +180,8 @@ def _num_real(num_real_ptr):
 @triton.jit(do_not_specialize=["part_stride"])
 def _route_kernel(
     logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
-    num_real_ptr, X: tl.constexpr, PARTS: tl.constexpr, RULE: tl.constexpr, PDL: tl.constexpr,
+    num_real_ptr, slot_ptr, C: tl.constexpr, X: tl.constexpr, PARTS: tl.constexpr,
+    RULE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     num_real = _num_real(num_real_ptr)
     if PDL:
@@ -179,16 +189,16 @@ def _route_kernel(
         tl.extra.cuda.gdc_wait()
     _choose(
         tl.program_id(0), logit_ptr, part_stride, logit_bias_ptr, bias_ptr, weight_ptr, expert_ptr,
-        token_ptr, num_real, X, PARTS, RULE,
+        token_ptr, num_real, slot_ptr, C, X, PARTS, RULE,
     )  # fmt: skip
 
 
 @triton.jit
 def _router_kernel(
     x_ptr, w_ptr, w_bias_ptr, logit_ptr, arrivals_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
-    num_real_ptr,
-    T: tl.constexpr, E: tl.constexpr, X: tl.constexpr, BLOCK_E: tl.constexpr, RULE: tl.constexpr,
-    PDL: tl.constexpr,
+    num_real_ptr, slot_ptr,
+    C: tl.constexpr, T: tl.constexpr, E: tl.constexpr, X: tl.constexpr, BLOCK_E: tl.constexpr,
+    RULE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program for each expert's logits; the last to end chooses, for all rows."""
     expert = tl.program_id(0)
@@ -212,7 +222,7 @@ def _router_kernel(
         for waiting in range(T):
             _choose(
                 waiting, logit_ptr, 0, None, bias_ptr, weight_ptr, expert_ptr, token_ptr,
-                num_real, X, 1, RULE,
+                num_real, slot_ptr, C, X, 1, RULE,
             )  # fmt: skip
 
 
@@ -248,6 +258,14 @@ class _Rule(NamedTuple):
         )
 
 
+def _slots(held: HeldExperts | None) -> dict[str, Any]:
+    """Where the experts are, and how many rows the table has; None: all are here, by number."""
+    if held is None:
+        return {"slot_ptr": None, "C": 1}
+    assert held.slots_CX.is_contiguous()
+    return {"slot_ptr": held.slots_CX, "C": len(held.slots_CX)}
+
+
 class Logits(NamedTuple):
     """Of rows, in parts that are to be added up, and with them a bias."""
 
@@ -263,9 +281,14 @@ def route_rows(
     experts_TK: Tensor,
     *,
     counting: Counting | None = None,
+    held: HeldExperts | None = None,
     pdl: bool = False,
 ) -> None:
-    """As `route`, into `weights_TK` (float32) and `experts_TK` (int32); all are contiguous."""
+    """As `route`, into `weights_TK` (float32) and `experts_TK` (int32); all are contiguous.
+
+    Of experts of which some are held here, `experts_TK` are `slots_of`, and the weights of the
+    others zero.
+    """
     num_parts, num_rows, num_experts = logits.parts_PTX.shape
     assert num_experts == routing.num_experts and num_experts % routing.num_groups == 0
     assert weights_TK.shape == experts_TK.shape == (num_rows, routing.top_k)
@@ -278,6 +301,7 @@ def route_rows(
         weights_TK,
         experts_TK,
         *(counting or (None, None)),
+        **_slots(held),
         X=num_experts,
         PARTS=num_parts,
         RULE=_Rule.of(routing),
@@ -304,6 +328,7 @@ def route_few_rows(
     experts_TK: Tensor,
     *,
     counting: Counting | None = None,
+    held: HeldExperts | None = None,
     pdl: bool = False,
 ) -> None:
     """As `route_rows`, the router's product in the launch: for up to `MAX_ROWS` rows."""
@@ -322,6 +347,7 @@ def route_few_rows(
         weights_TK,
         experts_TK,
         *(counting or (None, None)),
+        **_slots(held),
         T=num_rows,
         E=width,
         X=num_experts,

@@ -2,11 +2,13 @@
 
 The CPU routes by the reference; kernels follow it.
 
-Shape legend: T rows, X experts, G groups of them, K experts of a row.
+Shape legend: T rows, X experts, G groups of them, K experts of a row,
+C rows of a table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +17,10 @@ from torch import Tensor
 
 SMALLEST_SUM = 1e-20
 """What weights are divided by at least, where all of them may round to zero."""
+
+
+NOWHERE = 0x7FFFFFFF
+"""The slot of an expert that another rank has: above all others, so that its rows come last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,30 @@ class Routing:
     top_groups: int = 1
     group_by: Literal["max", "top2"] = "max"
     tolerance: float = 0.0  # sparsemixer's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldExperts:
+    """The experts of a mixture that a rank has, each in a slot of its own.
+
+    Rows of number r find their expert's slot in row r % C of the table, and `NOWHERE` where the
+    row is another rank's: where several ranks have an expert, they take its rows in turns.
+    """
+
+    num_slots: int
+    slots_CX: Tensor  # int32
+
+    @staticmethod
+    def of(experts: Sequence[int], num_experts: int, device: torch.device) -> HeldExperts:
+        """These, in this order, which no other rank has."""
+        slots_X = torch.full((num_experts,), NOWHERE, dtype=torch.int32)
+        slots_X[[*experts]] = torch.arange(len(experts), dtype=torch.int32)
+        return HeldExperts(len(experts), slots_X[None].to(device))
+
+    def slots_of(self, experts_TK: Tensor) -> Tensor:
+        """Where the experts are that rows have chosen: int32."""
+        row_T = torch.arange(len(experts_TK), device=experts_TK.device) % len(self.slots_CX)
+        return self.slots_CX[row_T[:, None], experts_TK.long()]
 
 
 def route(

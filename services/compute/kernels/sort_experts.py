@@ -2,7 +2,9 @@
 
 Made on the device, by one launch: a program for each expert counts the pairs of experts before its
 own, and lists its own from there on, in the order in which they come. So the order is one, whatever
-ends first. The programs of a product have a tile of rows each, which is of one expert: tiles follow
+ends first. Pairs of experts that another rank has are in no list.
+
+The programs of a product have a tile of rows each, which is of one expert: tiles follow
 from counts that the host does not know. It launches as many as there can be; expert x's first is
 number `pairs before // block + min(x, pairs before)`, so that each expert has room for its last
 tile, which is not full, and no program need know the others' tiles. Tiles without pairs say so.
@@ -114,6 +116,8 @@ def _sort_kernel(
 
     first_tile = begin // BLOCK_R + tl.minimum(expert, begin)
     end_tile = end // BLOCK_R + tl.minimum(expert + 1, end)
+    if expert == tl.num_programs(0) - 1:  # behind it are pairs of experts that are elsewhere
+        end_tile = num_tiles
     n = tl.arange(0, 64)
     for first in range(first_tile, end_tile, 64):
         tile = first + n
@@ -149,8 +153,10 @@ def sort_experts_reference(experts_TK: Tensor, order: ExpertOrder) -> None:
     expert_R, block = experts_TK.flatten().long(), order.block_rows
     order.order_R.copy_(expert_R.argsort(stable=True))
     order.tiles_3N[0].fill_(NO_EXPERT)
+    is_here_R = expert_R < order.num_experts
     begin = 0
-    for expert, count in enumerate(expert_R.bincount(minlength=order.num_experts).tolist()):
+    counts = expert_R[is_here_R].bincount(minlength=order.num_experts).tolist()
+    for expert, count in enumerate(counts):
         tile = begin // block + min(expert, begin)
         for first in range(begin, begin + count, block):
             end = min(first + block, begin + count)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ from services.compute.layers.weighted_layers import AnyLinear, Linear, Quantized
 class Routes:
     """The experts of each token, and the weights of what they make of it."""
 
-    experts_TK: Tensor  # int32
+    experts_TK: Tensor  # int32; of experts that are spread over ranks, slots
     weights_TK: Tensor  # float32
 
 
@@ -107,14 +108,14 @@ class ExpertProduct:
         if experts.scales_input:
             scaled_TE = scratch.take(*x_TE.shape)
             torch.mul(x_TE, routes.weights_TK, out=scaled_TE)
-            routes.weights_TK.fill_(1.0)
+            routes.weights_TK.ne_(0.0)  # 1 of those that are here
             x_TE = scaled_TE
         gate_up, _ = _stacks(experts)
         if way(len(x_TE), gate_up, x_TE.dtype, invariant=self._invariant) == "row":
             self._by_row(x_TE, experts, routes, shared, out_TE, scratch)
             return None
         rows_RE = self._by_tile(x_TE, experts, routes, scratch, kept)
-        return WeightedRows(rows_RE, routes.weights_TK, shared)
+        return WeightedRows(rows_RE, routes.weights_TK, shared, experts.held is not None)
 
     def _routes(
         self, x_TE: Tensor, experts: Experts[AnyLinear], scratch: Scratch, kept: Scratch
@@ -129,10 +130,12 @@ class ExpertProduct:
         if not self._invariant and num_tokens <= MAX_ROWS:
             logits_TX = scratch.take_as(torch.float32, num_tokens, routing.num_experts)
             router = Router(linear.weight_OI, linear.bias_O, logits_TX, self._arrivals)
-            route_few_rows(x_TE, router, *routes, counting=counting, pdl=self._pdl)
+            route_few_rows(
+                x_TE, router, *routes, counting=counting, held=experts.held, pdl=self._pdl
+            )
         else:
             logits = self._router_logits(x_TE, linear, scratch)
-            route_rows(logits, *routes, counting=counting, pdl=self._pdl)
+            route_rows(logits, *routes, counting=counting, held=experts.held, pdl=self._pdl)
         return Routes(experts_TK, weights_TK)
 
     def _router_logits(self, x_TE: Tensor, linear: Linear, scratch: Scratch) -> Logits:
@@ -188,8 +191,9 @@ class ExpertProduct:
         gate_up, down = _stacks(experts)
         experts_TK, weights_TK = routes.experts_TK, routes.weights_TK
         inner_RF = scratch.take(experts_TK.numel(), down.num_in)
-        expert_gate_up_rows(x_TE, gate_up, experts_TK, inner_RF, experts.gating, pdl=self._pdl)
-        expert_down_rows(inner_RF, down, experts_TK, weights_TK, shared, out_TE, pdl=self._pdl)
+        how: Any = {"is_spread": experts.held is not None, "pdl": self._pdl}
+        expert_gate_up_rows(x_TE, gate_up, experts_TK, inner_RF, experts.gating, **how)
+        expert_down_rows(inner_RF, down, experts_TK, weights_TK, shared, out_TE, **how)
 
     def _by_tile(
         self,
@@ -202,12 +206,13 @@ class ExpertProduct:
         """Rows of pairs."""
         gate_up, down = _stacks(experts)
         num_experts, num_pairs = experts.routing.num_experts, routes.experts_TK.numel()
+        num_here = -(-num_pairs * experts.num_held // num_experts)  # about as many, of all pairs
         value = self._codes(x_TE, gate_up, scratch)
         if isinstance(value, QuantizedRows):
             rows = quantized_block_rows(num_pairs, num_experts)
         else:
-            rows = block_rows(num_pairs, gate_up, x_TE.dtype, invariant=self._invariant)
-        order = self._ordered(routes, num_experts, rows, scratch)
+            rows = block_rows(num_here, gate_up, x_TE.dtype, invariant=self._invariant)
+        order = self._ordered(routes, experts, rows, scratch)
         inner = self._inner(value, gate_up, down, order, experts.gating, scratch)
         rows_RE = kept.take(num_pairs, down.num_out)
         self._down(inner, down, order, rows_RE)
@@ -227,15 +232,15 @@ class ExpertProduct:
         return rows
 
     def _ordered(
-        self, routes: Routes, num_experts: int, rows: int, scratch: Scratch
+        self, routes: Routes, experts: Experts[AnyLinear], rows: int, scratch: Scratch
     ) -> ExpertOrder:
         """By expert, in tiles of so many rows."""
-        num_pairs = routes.experts_TK.numel()
+        num_pairs, num_experts = routes.experts_TK.numel(), experts.num_held
         if self._choices.is_asking:
             # launches that are noted run when memory holds something else, on random rows at best
             expert_R = torch.arange(num_pairs, dtype=torch.int32, device=routes.experts_TK.device)
             order = ExpertOrder.empty(num_pairs, num_experts, rows, expert_R.device)
-            sort_experts(expert_R % num_experts, order)
+            sort_experts(expert_R % experts.routing.num_experts, order)
             return order
         # of the smallest tiles, so that no smaller number of pairs takes more
         num_bytes = ExpertOrder.num_bytes(num_pairs, num_experts, MIN_BLOCK_ROWS)
@@ -310,7 +315,7 @@ def _plain(router: AnyLinear) -> Linear:
 def _stacks(experts: Experts[AnyLinear]) -> tuple[ExpertStack, ExpertStack]:
     """Gates and ups of all experts, and downs."""
     (gate_up,), (down,) = experts.gate_up, experts.down
-    count = experts.routing.num_experts
+    count = experts.num_held
     return _stack(gate_up, count), _stack(down, count)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeAlia
 from torch import Tensor
 
 from services.compute.distributed.shard import HeadPart
-from services.compute.kernels.routing import Routing
+from services.compute.kernels.routing import HeldExperts, Routing
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.temperature import Temperature
@@ -235,8 +235,8 @@ class MLP(Generic[L]):
 class Experts(Generic[L]):
     """A mixture of experts (Shazeer et al., 2017): of many gated MLPs, each row goes to a few.
 
-    The maps of experts are as many as there are, or one with the rows of all, one expert's below
-    the other's, as the device wants them.
+    The maps of experts are as many as are held here, or one with the rows of all, one expert's
+    below the other's, as the device wants them.
     """
 
     router: L  # makes the experts' logits, in float32
@@ -249,6 +249,12 @@ class Experts(Generic[L]):
     shared: GatedMLP[L] | None = None  # sees all rows
     scales_input: bool = False  # by the weight of the one expert, in place of its output
     shared_gate: L | None = None  # makes the logit of the shared one's share, in float32
+    held: HeldExperts | None = None  # None: all of them
+
+    @property
+    def num_held(self) -> int:
+        """Experts that there are maps of."""
+        return self.routing.num_experts if self.held is None else self.held.num_slots
 
     def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
         x_TE = step.computed(x)

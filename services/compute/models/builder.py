@@ -321,17 +321,16 @@ class Builder(Generic[L]):
         """The mixture of the layer whose name is `at`; `more` is `Experts`'."""
         check_groups(routing)
         count, make = routing.num_experts, self._make_linear
-        hidden, inner = self.shape.hidden_size, self.mixture.width
-        part = self._shard.part(inner)
-        tensors = ExpertTensors(self._weights, at, modules, hidden, inner, part)
-        gate_up, down = map(tensors.gate_up, range(count)), map(tensors.down, range(count))
-        down_biases = tensors.down_biases(count)
+        sizes = self.shape.hidden_size, self.mixture.width, count
+        tensors = ExpertTensors(self._weights, at, modules, *sizes, self._shard)
+        num_held, down_biases = len(tensors.taken), tensors.down_biases()
         return Experts(
             router=self.router(f"{at}.{modules.router}", count, modules.have_bias),
             routing=routing,
-            gate_up=make.experts(gate_up, count, tensors.gate_up_biases(count)),
-            down=make.experts(down, count, None if self._shard.rank else down_biases),
+            gate_up=make.experts(tensors.gate_ups(), num_held, tensors.gate_up_biases()),
+            down=make.experts(tensors.downs(), num_held, down_biases),
             tokens_X=torch.zeros(count, dtype=torch.int64, device=self._weights.device),
+            held=tensors.held,
             **more,
         )
 

@@ -5,13 +5,15 @@ Shape legend: E hidden width, F inner width of an expert, X experts, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from common.errors import ModelError
-from services.compute.kernels.routing import Routing
+from services.compute.distributed.shard import Shard
+from services.compute.kernels.routing import HeldExperts, Routing
 from services.compute.models.safetensors_files import Stack
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Cut, Weight
@@ -71,34 +73,62 @@ class ExpertTensors:
     modules: ExpertModules
     hidden: int
     inner: int
-    part: range  # of the inner width that is taken
+    num_experts: int
+    shard: Shard
 
-    def gate_up(self, expert: int) -> Weight:
-        """The weight [2 * F, E], the gates first."""
-        modules, rows = self._gate_up(expert)
-        return self.weights.linear(modules, rows, self.hidden, Cut(self._gates_first(modules)))
+    @property
+    def taken(self) -> range:
+        """Experts of which there is something here; the others are left in the files."""
+        return self.shard.experts(self.num_experts)
 
-    def down(self, expert: int) -> Weight:
-        """The weight [E, F]."""
-        modules = [self._module(self.modules.down, expert)]
+    @property
+    def part(self) -> range:
+        """What is taken of the inner width."""
+        return self.shard.expert_part(self.inner)
+
+    @property
+    def held(self) -> HeldExperts | None:
+        """Which are here; None: all."""
+        if len(self.taken) == self.num_experts:
+            return None
+        return HeldExperts.of(self.taken, self.num_experts, self.weights.device)
+
+    def gate_ups(self) -> Iterator[Weight]:
+        """The weights [2 * F, E] of those that are taken, the gates first."""
+        for expert in range(self.num_experts):
+            modules, rows = self._gate_up(expert)
+            if expert in self.taken:
+                cut = Cut(self._gates_first(modules))
+                yield self.weights.linear(modules, rows, self.hidden, cut)
+            else:
+                self.weights.leave(modules, rows, self.hidden)
+
+    def downs(self) -> Iterator[Weight]:
+        """The weights [E, F] of those that are taken."""
         cut = Cut(inputs=None if self._is_whole else self.part)
-        return self.weights.linear(modules, [self.hidden], self.inner, cut)
+        for expert in range(self.num_experts):
+            modules = [self._module(self.modules.down, expert)]
+            if expert in self.taken:
+                yield self.weights.linear(modules, [self.hidden], self.inner, cut)
+            else:
+                self.weights.leave(modules, [self.hidden], self.inner)
 
-    def gate_up_biases(self, num_experts: int) -> Tensor | None:
-        """[X, 2 * F], the gates first."""
+    def gate_up_biases(self) -> Tensor | None:
+        """[X, 2 * F] of those that are taken, the gates first."""
         if not self.modules.have_bias:
             return None
-        modules = [self._gate_up(expert) for expert in range(num_experts)]
-        bias_XO = torch.stack([self._bias(*each) for each in modules])
+        modules = [self._gate_up(expert) for expert in range(self.num_experts)]
+        bias_XO = torch.stack([self._bias(*each) for each in modules])[[*self.taken]]
         order = self._gates_first(modules[0][0])
         return bias_XO if order is None else bias_XO[:, order.to(bias_XO.device)]
 
-    def down_biases(self, num_experts: int) -> Tensor | None:
-        """[X, E]."""
+    def down_biases(self) -> Tensor | None:
+        """[X, E] of those that are taken; of parts whose results are added up, one has them."""
         if not self.modules.have_bias:
             return None
-        modules = [self._module(self.modules.down, expert) for expert in range(num_experts)]
-        return torch.stack([self._bias([module], [self.hidden]) for module in modules])
+        modules = [self._module(self.modules.down, expert) for expert in range(self.num_experts)]
+        bias_XE = torch.stack([self._bias([module], [self.hidden]) for module in modules])
+        return bias_XE[[*self.taken]] if self._is_whole or not self.shard.rank else None
 
     def _gate_up(self, expert: int) -> tuple[list[str], list[int]]:
         """Modules, and their rows."""

@@ -19,6 +19,7 @@ from common.gguf.folder import INDEX_NAME
 from common.model_folder import read_json
 from common.telemetry.log import Progress
 from services.compute.models.gguf_blocks import PLAIN, UNPACK, Groups, packed_groups
+from services.compute.models.weights import names_from
 from services.compute.quantization.packed import UNCUT, Cut, Packed, joined
 
 CHUNK_NUMBERS = 1 << 22
@@ -82,6 +83,7 @@ class GgufFiles:
         self._mapped = {name: _mapped(folder / name) for name in index["files"]}
         self._entries: Mapping[str, Mapping[str, Any]] = index["tensors"]
         self._modules = {name.rpartition(".")[0] for name in self._entries}
+        self._names = sorted(self._entries)
         self._left = set(self._entries)
         size = sum(len(data) for data in self._mapped.values())
         self._progress = Progress("loading weights", len(self._left), size)
@@ -117,7 +119,8 @@ class GgufFiles:
         return self.take(name, shape).packed(self._device)
 
     def skip(self, *prefixes: str) -> None:
-        self._left = {name for name in self._left if not name.startswith(prefixes)}
+        for prefix in prefixes:
+            self._left.difference_update(names_from(prefix, self._names))
 
     def finish(self) -> None:
         self._mapped.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from common.errors import ModelError
 from common.model_folder import read_json
 from common.telemetry.log import Progress
+from services.compute.models.weights import names_from
 from services.compute.quantization.format import WeightFormat
 from services.compute.quantization.packed import UNCUT, Cut, Packed
 
@@ -100,12 +100,8 @@ class SafetensorsFiles:
         target.copy_(cut.of_numbers(source))  # the file is mapped: no more of it is read
 
     def skip(self, *prefixes: str) -> None:
-        # by bisection: formats skip something of each module, of which mixtures have 50,000
         for prefix in prefixes:
-            at = bisect_left(self._names, prefix)
-            while at < len(self._names) and self._names[at].startswith(prefix):
-                self._left.discard(self._names[at])
-                at += 1
+            self._left.difference_update(names_from(prefix, self._names))
 
     def finish(self) -> None:
         # writers of GPTQ add biases of zeros to maps that have none

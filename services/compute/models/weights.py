@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -39,6 +40,10 @@ class WeightSource(Protocol):
     ) -> Weight:
         """The weights [rows, columns] of several modules on top of one another, and what the cut
         takes of them, whose rows are in the order of modules."""
+        ...
+
+    def leave(self, names: Sequence[str], rows: Sequence[int], columns: int) -> None:
+        """Pass over what `linear` would return, which another rank takes, without reading it."""
         ...
 
     def numbers(
@@ -99,6 +104,9 @@ class DummyWeights:
         self, names: Sequence[str], rows: Sequence[int], columns: int, cut: Cut = UNCUT
     ) -> Tensor:
         return cut.of_numbers(self.take(names[0], (sum(rows), columns))).contiguous()
+
+    def leave(self, names: Sequence[str], rows: Sequence[int], columns: int) -> None:
+        self.take(names[0], (sum(rows), columns))  # those behind it are drawn as in one process
 
     def numbers(
         self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None
@@ -164,6 +172,9 @@ class QuantizedAtLoad:
         weight = self._source.linear(names, rows, columns, before)
         return behind.of(self._quantized(weight, names), self.dtype)
 
+    def leave(self, names: Sequence[str], rows: Sequence[int], columns: int) -> None:
+        self._source.leave(names, rows, columns)
+
     def _quantized(self, weight: Weight, names: Sequence[str]) -> Weight:
         said = self._stands_for
         stays = said is not None and said.of_experts and ".experts." not in names[0]
@@ -201,6 +212,15 @@ class QuantizedAtLoad:
         if self._stands_for is not None or isinstance(weight, Packed):
             return weight
         return quantized(weight, "int8")
+
+
+def names_from(prefix: str, names: Sequence[str]) -> Iterator[str]:
+    """Those of sorted names that begin so. By bisection: formats skip something of each module, of
+    which mixtures have 50,000."""
+    for at in range(bisect_left(names, prefix), len(names)):
+        if not names[at].startswith(prefix):
+            return
+        yield names[at]
 
 
 class Checkpoint(Protocol):
@@ -258,6 +278,9 @@ class CheckpointWeights:
             for name, count, part in zip(weights, rows, parts, strict=True)
         ]
         return cut.of(stacked(plain, self.dtype), self.dtype)
+
+    def leave(self, names: Sequence[str], rows: Sequence[int], columns: int) -> None:
+        self._checkpoint.skip(*[f"{name}." for name in names])
 
     def numbers(
         self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None

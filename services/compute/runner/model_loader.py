@@ -13,6 +13,7 @@ import torch
 
 from common.decoder_shape import DecoderShape
 from common.errors import ConfigError
+from common.expert_shape import check_spread
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, read_model_config
@@ -90,6 +91,8 @@ class ModelLoader:
         config, pooling = read_config(raw), model_pooling(folder, raw)
         dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
         check_at_load(quantization, settings.quantization)
+        if settings.enable_expert_parallel:
+            check_spread(config.shape.experts, ranks.size)
         return ModelLoader(folder, settings, device, config, pooling, dtype, quantization, ranks)
 
     @property
@@ -99,7 +102,7 @@ class ModelLoader:
     @property
     def shard(self) -> Shard:
         """The part of the model that is loaded."""
-        return Shard(self.ranks.rank, self.ranks.size)
+        return Shard(self.ranks.rank, self.ranks.size, self.settings.enable_expert_parallel)
 
     @property
     def heads(self) -> HeadPart:

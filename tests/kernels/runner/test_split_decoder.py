@@ -38,8 +38,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),
 ]
 
-NAMES = ["gpt-oss", "deepseek v3"]
-"""Biases, sinks, windows and experts; latents, a shared expert, a layer without any."""
+CASES = [("gpt-oss", False), ("deepseek v3", True)]
+"""Biases, sinks, windows and experts, of which each rank has a part; latents, a shared expert, a
+layer without any, and experts that are spread over ranks."""
 
 
 class Turns(Meeting):
@@ -144,15 +145,16 @@ class SplitExecutor:
         return self._ranks[0].expert_counters()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "spreads"), CASES)
 def test_two_ranks_have_the_logits_of_the_whole(
-    name: str, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, spreads: bool, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_decoder, "kernel_ranks", ThreadKernelRanks)
     family = FAMILIES[name]
     family.save(make_random(family.model(**SIZES)), tmp_path)
 
     def load(folder: Path, settings: ComputeSettings, device: torch.device) -> PackingRunner:
+        settings = settings.model_copy(update={"enable_expert_parallel": spreads})
         return PackingRunner(SplitExecutor(folder, settings, device))
 
     assert_logits_alike(tmp_path, {}, 1e-3, device, load)

@@ -46,6 +46,8 @@ def test_a_model_is_split_and_copied_by_the_names_that_people_know() -> None:
     assert tables_of(parsed("-tp", "2", "-dp", "3")) == expected
     long = parsed("--tensor-parallel-size=2", "--data-parallel-size=3")
     assert tables_of(long) == expected
+    for option in ("-ep", "--enable-expert-parallel"):
+        assert tables_of(parsed(option))[0] == {"compute": {"enable_expert_parallel": True}}
 
 
 def test_services_are_counted_one_by_one() -> None:

@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from common.errors import ConfigError
 from common.gguf.folder import folder_of
 from services.compute.config import ComputeSettings
 from services.compute.models import weights
+from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.runner.eager import load_eager
 from services.compute.runner.executor import Executor
 from services.compute.runner.model_loader import Limits, ModelLoader
 from services.compute.runner.packing_runner import PackingRunner
+from tests.cases import num_cases
 from tests.gguf_files import GgufOptions, write_gguf
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.rank_threads import Meeting, RankThreads, ThreadRanks
@@ -70,7 +73,8 @@ def save_config(name: str, folder: Path, **changes: Any) -> Path:
 
 def check(load: Load, folder: Path, settings: ComputeSettings, size: int) -> None:
     """Tokens and logprobs are those of one process, and all ranks have the same logits."""
-    one = answers(load_on_cpu(folder, settings), settings)
+    alone = settings.model_copy(update={"enable_expert_parallel": False})
+    one = answers(load_on_cpu(folder, alone), alone)
     ranks = load(folder, settings, size)
     all_of_them = answers(PackingRunner(ranks), settings)
     assert all_of_them.tokens == one.tokens
@@ -100,6 +104,21 @@ def test_three_ranks_say_what_one_process_says(name: str, load: Load, tmp_path: 
 def test_other_numbers_of_ranks_do_too(name: str, size: int, load: Load, tmp_path: Path) -> None:
     heads = {"num_attention_heads": 12, "num_key_value_heads": 12 if "deepseek" in name else 3}
     check(load, save_config(name, tmp_path, **heads), DUMMY, size)
+
+
+SPREAD = DUMMY.model_copy(update={"enable_expert_parallel": True})
+MIXTURES = [
+    "gpt-oss", "deepseek v3", "llama 4", "mixtral", "qwen2 moe", "qwen3 moe", "deepseek v2 lite",
+    "deepseek v2", "olmoe", "granite moe", "granite moe with a shared expert", "phi 3.5 moe",
+    "ernie 4.5 moe", "hunyuan a13b", "glm 4.5", "llama 4 with images", "minimax m2",
+]  # fmt: skip
+"""The first with biases, groups of experts and a shared one, and weights of inputs."""
+
+
+@pytest.mark.parametrize("name", MIXTURES[: num_cases(3, len(MIXTURES))])
+def test_ranks_that_have_whole_experts_do_too(name: str, load: Load, tmp_path: Path) -> None:
+    """Six or eight experts on four ranks; each reads its own."""
+    check(load, save_config(name, tmp_path), SPREAD, 4)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
@@ -143,10 +162,31 @@ def test_a_folder_with_weights_is_split_as_random_ones_are(
     check(load, tmp_path, SETTINGS, 2)
 
 
-def test_experts_in_mxfp4_are_split(load: Load, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spreads", [False, True])
+def test_experts_in_mxfp4_are_split_or_spread(spreads: bool, load: Load, tmp_path: Path) -> None:
     FAMILIES["gpt-oss"].save(random_model("gpt-oss"), tmp_path)
     mxfp4_folder(tmp_path, tmp_path / "mxfp4")
-    check(load, tmp_path / "mxfp4", SETTINGS, 2)
+    settings = SETTINGS.model_copy(update={"enable_expert_parallel": spreads})
+    check(load, tmp_path / "mxfp4", settings, 2)
+
+
+def test_experts_of_other_ranks_are_left_in_the_files(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    get = SafetensorsFiles._get
+
+    def noted(files: SafetensorsFiles, name: str) -> Tensor:
+        read.append(name)
+        return get(files, name)
+
+    FAMILIES["mixtral"].save(random_model("mixtral"), tmp_path)
+    settings = SETTINGS.model_copy(update={"enable_expert_parallel": True})
+    check(load, tmp_path, settings, 2)
+    monkeypatch.setattr(SafetensorsFiles, "_get", noted)
+    load(tmp_path, settings, 2)
+    of_experts = [name for name in read if ".experts." in name]
+    assert of_experts and len(of_experts) == len(set(of_experts))
 
 
 def test_codes_of_gguf_files_are_split(load: Load, tmp_path: Path) -> None:
@@ -203,6 +243,21 @@ def test_a_prompt_is_scored_and_pages_are_swapped_by_all_ranks(load: Load, tmp_p
 
     ranks = load(folder, settings, 2)
     assert tokens(ranks) == tokens(load_eager(folder, settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        ("llama", 2, "the model is no mixture of experts"),
+        ("mixtral", 1, "tensor_parallel_size is 1"),
+        ("mixtral", 7, "6 experts, of which each of 7 processes"),
+    ],
+)
+def test_experts_are_spread_only_where_each_rank_can_have_one(
+    name: str, size: int, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"^enable_expert_parallel.*{reason}.*leave"):
+        ModelLoader.read(save_config(name, tmp_path), SPREAD, CPU, ThreadRanks(0, Meeting(size)))
 
 
 def test_a_model_with_too_few_heads_is_refused(tmp_path: Path) -> None:

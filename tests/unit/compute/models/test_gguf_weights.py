@@ -20,6 +20,7 @@ from common.errors import ModelError
 from common.gguf.architectures import ARCHITECTURES, MIXTURES
 from common.gguf.folder import INDEX_NAME, folder_of
 from common.model_folder import eos_token_ids
+from services.compute.distributed.shard import WHOLE
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.weighted_layers import KernelLinears, Linear, QuantizedLinear
 from services.compute.models import gguf_weights
@@ -262,15 +263,15 @@ def test_experts_stay_packed_whatever_types_a_layer_mixes(
         blocks[f"blk.0.ffn_{part}_exps.weight"] = kind, random_blocks(kind, 3, 256)
     file = write_gguf(folder, tmp_path / "model.gguf", GgufOptions(blocks=blocks))
     weights = of_gguf(folder_of(file), torch.float32)
-    tensors = ExpertTensors(weights, "model.layers.0", QWEN_EXPERTS, 256, 256, range(256))
+    tensors = ExpertTensors(weights, "model.layers.0", QWEN_EXPERTS, 256, 256, 3, WHOLE)
     make = KernelLinears(torch.float32, keeps_dense=False)
     gate, up, down = (
         gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
         for kind, rows in blocks.values()
     )
-    of_both = tensors.gate_up, np.concatenate((gate, up), 1), packed_as[0]
-    for each, expected_XOI, kind in (of_both, (tensors.down, down, packed_as[1])):
-        (linear,) = make.experts(map(each, range(3)), 3, None)
+    of_both = tensors.gate_ups(), np.concatenate((gate, up), 1), packed_as[0]
+    for each, expected_XOI, kind in (of_both, (tensors.downs(), down, packed_as[1])):
+        (linear,) = make.experts(each, 3, None)
         assert isinstance(linear, QuantizedLinear) and linear.weight.kind == kind
         found = linear.weight.dense(torch.float32).numpy()
         atol = float(np.abs(expected_XOI).max()) * 2**-11
