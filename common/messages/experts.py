@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from common.messages.arrays import Uint32s, Uint64s, require
 
+TOKENS_METRIC = "slipstream_compute_expert_tokens_total"
+"""What `/metrics` calls the counts, with labels `layer` and `expert`."""
+
 
 class LayerLoad(NamedTuple):
     """The tokens that each expert of one layer was given."""

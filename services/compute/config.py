@@ -56,6 +56,17 @@ class ComputeSettings(Settings):
         description="of a split mixture of experts each process has some experts as a whole, "
         "instead of a part of every one",
     )
+    expert_counts: str = Field(
+        "",
+        description="file with what /metrics has said of experts, by which whole experts are "
+        "placed so that all processes have about as much to do (default: in the order of numbers)",
+    )
+    num_redundant_experts: int = Field(
+        0,
+        ge=0,
+        description="copies beside one of each expert of a layer, of those that have most to do "
+        "by expert_counts",
+    )
     max_model_len: int = Field(
         0, ge=0, description="longest prompt and answer (default: the model's)"
     )

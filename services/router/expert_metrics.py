@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from common.messages.experts import ExpertLoad
+from common.messages.experts import TOKENS_METRIC, ExpertLoad
 from services.router.groups import RegisteredWorker
 
 
@@ -49,7 +49,7 @@ def _quoted(value: str) -> str:
 
 METRICS = (
     ExpertMetric(
-        "slipstream_compute_expert_tokens_total",
+        TOKENS_METRIC,
         "counter",
         "Tokens that this expert was given since the start.",
         _tokens,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from common.errors import ConfigError
 
@@ -11,6 +13,25 @@ UNITS = (128, 64, 32)
 
 SMALL_UNITS = (16, 8, 4, 2, 1)
 """Of widths that are multiples of none of these, or too small to give each rank one."""
+
+
+Holders: TypeAlias = tuple[tuple[int, ...], ...]
+"""Of each expert of a layer the ranks that have it as a whole, in the order of their turns."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertPlacement:
+    """Where whole experts are."""
+
+    num_ranks: int
+    by_layer: Mapping[int, Holders] = field(default_factory=dict)
+
+    def holders(self, layer: int, num_experts: int) -> Holders:
+        """As said of the layer; else each rank has some that follow one another."""
+        if layer in self.by_layer:
+            return self.by_layer[layer]
+        parts = [even(num_experts, self.num_ranks, rank) for rank in range(self.num_ranks)]
+        return tuple((rank,) for rank, part in enumerate(parts) for _ in part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +52,7 @@ class Shard:
 
     rank: int = 0
     size: int = 1
-    spreads_experts: bool = False  # each is on one rank as a whole, where else all have a part
+    placement: ExpertPlacement | None = None  # of whole experts; None: a rank has a part of each
 
     def part(self, count: int) -> range:
         """The rank's part of a width or a vocabulary, in the unit that makes the largest part
@@ -51,15 +72,9 @@ class Shard:
         part = even(count // unit, self.size, self.rank)
         return range(part.start * unit, part.stop * unit)
 
-    def experts(self, count: int) -> range:
-        """The experts of which the rank has something: of all a part, or some as a whole."""
-        if not self.spreads_experts:
-            return range(count)
-        return even(count, self.size, self.rank)
-
     def expert_part(self, width: int) -> range:
         """The rank's part of the inner width of an expert that it has."""
-        return range(width) if self.spreads_experts else self.part(width)
+        return self.part(width) if self.placement is None else range(width)
 
     def heads(self, num_heads: int, num_kv_heads: int) -> HeadPart:
         """Whole groups of queries with their kv head, as long as each rank gets one; else ranks

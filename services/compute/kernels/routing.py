@@ -8,7 +8,6 @@ C rows of a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,13 +56,6 @@ class HeldExperts:
 
     num_slots: int
     slots_CX: Tensor  # int32
-
-    @staticmethod
-    def of(experts: Sequence[int], num_experts: int, device: torch.device) -> HeldExperts:
-        """These, in this order, which no other rank has."""
-        slots_X = torch.full((num_experts,), NOWHERE, dtype=torch.int32)
-        slots_X[[*experts]] = torch.arange(len(experts), dtype=torch.int32)
-        return HeldExperts(len(experts), slots_X[None].to(device))
 
     def slots_of(self, experts_TK: Tensor) -> Tensor:
         """Where the experts are that rows have chosen: int32."""

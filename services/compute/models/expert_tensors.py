@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from common.errors import ModelError
-from services.compute.distributed.shard import Shard
-from services.compute.kernels.routing import HeldExperts, Routing
+from services.compute.distributed.expert_balance import num_turns
+from services.compute.distributed.shard import Holders, Shard
+from services.compute.kernels.routing import NOWHERE, HeldExperts, Routing
 from services.compute.models.safetensors_files import Stack
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Cut, Weight
@@ -77,9 +78,16 @@ class ExpertTensors:
     shard: Shard
 
     @property
-    def taken(self) -> range:
+    def holders(self) -> Holders | None:
+        """Which ranks have which; None: all ranks have a part of each."""
+        placement, layer = self.shard.placement, int(self.at.rpartition(".")[2])
+        return None if placement is None else placement.holders(layer, self.num_experts)
+
+    @property
+    def taken(self) -> list[int]:
         """Experts of which there is something here; the others are left in the files."""
-        return self.shard.experts(self.num_experts)
+        holders = self.holders or [(self.shard.rank,)] * self.num_experts
+        return [expert for expert, ranks in enumerate(holders) if self.shard.rank in ranks]
 
     @property
     def part(self) -> range:
@@ -88,16 +96,26 @@ class ExpertTensors:
 
     @property
     def held(self) -> HeldExperts | None:
-        """Which are here; None: all."""
-        if len(self.taken) == self.num_experts:
+        """Which are here, and when it is this rank's turn; None: all, always."""
+        if self.holders is None:
             return None
-        return HeldExperts.of(self.taken, self.num_experts, self.weights.device)
+        slot_of = {expert: slot for slot, expert in enumerate(self.taken)}
+        slots = [
+            [
+                slot_of[expert] if ranks[turn % len(ranks)] == self.shard.rank else NOWHERE
+                for expert, ranks in enumerate(self.holders)
+            ]
+            for turn in range(num_turns(self.holders))
+        ]
+        device = self.weights.device
+        return HeldExperts(len(slot_of), torch.tensor(slots, dtype=torch.int32, device=device))
 
     def gate_ups(self) -> Iterator[Weight]:
         """The weights [2 * F, E] of those that are taken, the gates first."""
+        taken = {*self.taken}
         for expert in range(self.num_experts):
             modules, rows = self._gate_up(expert)
-            if expert in self.taken:
+            if expert in taken:
                 cut = Cut(self._gates_first(modules))
                 yield self.weights.linear(modules, rows, self.hidden, cut)
             else:
@@ -105,10 +123,10 @@ class ExpertTensors:
 
     def downs(self) -> Iterator[Weight]:
         """The weights [E, F] of those that are taken."""
-        cut = Cut(inputs=None if self._is_whole else self.part)
+        cut, taken = Cut(inputs=None if self._is_whole else self.part), {*self.taken}
         for expert in range(self.num_experts):
             modules = [self._module(self.modules.down, expert)]
-            if expert in self.taken:
+            if expert in taken:
                 yield self.weights.linear(modules, [self.hidden], self.inner, cut)
             else:
                 self.weights.leave(modules, [self.hidden], self.inner)
@@ -118,7 +136,7 @@ class ExpertTensors:
         if not self.modules.have_bias:
             return None
         modules = [self._gate_up(expert) for expert in range(self.num_experts)]
-        bias_XO = torch.stack([self._bias(*each) for each in modules])[[*self.taken]]
+        bias_XO = torch.stack([self._bias(*each) for each in modules])[self.taken]
         order = self._gates_first(modules[0][0])
         return bias_XO if order is None else bias_XO[:, order.to(bias_XO.device)]
 
@@ -128,7 +146,7 @@ class ExpertTensors:
             return None
         modules = [self._module(self.modules.down, expert) for expert in range(self.num_experts)]
         bias_XE = torch.stack([self._bias([module], [self.hidden]) for module in modules])
-        return bias_XE[[*self.taken]] if self._is_whole or not self.shard.rank else None
+        return bias_XE[self.taken] if self._is_whole or not self.shard.rank else None
 
     def _gate_up(self, expert: int) -> tuple[list[str], list[int]]:
         """Modules, and their rows."""

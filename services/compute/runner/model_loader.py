@@ -13,14 +13,13 @@ import torch
 
 from common.decoder_shape import DecoderShape
 from common.errors import ConfigError
-from common.expert_shape import check_spread
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
-from services.compute.distributed.shard import HeadPart, Shard
+from services.compute.distributed.shard import ExpertPlacement, HeadPart, Shard
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVGroup, KVMemory
@@ -38,6 +37,7 @@ from services.compute.models.weights import (
 )
 from services.compute.quantization.at_load import Quantization
 from services.compute.quantization.config import format_of
+from services.compute.runner.expert_placement import expert_placement
 from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.speculative.settings import SpeculativeSettings, read_speculative
@@ -81,6 +81,7 @@ class ModelLoader:
     dtype: torch.dtype
     quantization: QuantizationConfig | None = None  # of the folder
     ranks: Ranks = ALONE
+    placement: ExpertPlacement | None = None  # of whole experts
 
     @staticmethod
     def read(
@@ -91,9 +92,9 @@ class ModelLoader:
         config, pooling = read_config(raw), model_pooling(folder, raw)
         dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
         check_at_load(quantization, settings.quantization)
-        if settings.enable_expert_parallel:
-            check_spread(config.shape.experts, ranks.size)
-        return ModelLoader(folder, settings, device, config, pooling, dtype, quantization, ranks)
+        placement = expert_placement(settings, config.shape.experts, ranks)
+        about = config, pooling, dtype, quantization
+        return ModelLoader(folder, settings, device, *about, ranks, placement)
 
     @property
     def drafts(self) -> SpeculativeSettings | None:
@@ -102,7 +103,7 @@ class ModelLoader:
     @property
     def shard(self) -> Shard:
         """The part of the model that is loaded."""
-        return Shard(self.ranks.rank, self.ranks.size, self.settings.enable_expert_parallel)
+        return Shard(self.ranks.rank, self.ranks.size, self.placement)
 
     @property
     def heads(self) -> HeadPart:

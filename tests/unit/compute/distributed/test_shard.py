@@ -97,12 +97,3 @@ def test_more_ranks_than_query_heads_are_refused() -> None:
         Shard(0, 8).heads(4, 2)
     with pytest.raises(ConfigError, match=r"a width of 7.* lower it"):
         Shard(0, 8).part(7)
-
-
-@given(count=st.integers(1, 512), size=SIZES)
-def test_each_expert_is_on_one_rank_where_they_are_spread(count: int, size: int) -> None:
-    assume(count >= size)
-    shards = [Shard(rank, size, spreads_experts=True) for rank in range(size)]
-    assert joined([shard.experts(count) for shard in shards]) == [*range(count)]
-    assert all(shard.expert_part(96) == range(96) for shard in shards)
-    assert Shard(0, size).experts(count) == range(count)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.gguf.folder import folder_of
+from common.messages.experts import TOKENS_METRIC
 from services.compute.config import ComputeSettings
 from services.compute.models import weights
 from services.compute.models.safetensors_files import SafetensorsFiles
@@ -73,7 +74,8 @@ def save_config(name: str, folder: Path, **changes: Any) -> Path:
 
 def check(load: Load, folder: Path, settings: ComputeSettings, size: int) -> None:
     """Tokens and logprobs are those of one process, and all ranks have the same logits."""
-    alone = settings.model_copy(update={"enable_expert_parallel": False})
+    whole = {"enable_expert_parallel": False, "expert_counts": "", "num_redundant_experts": 0}
+    alone = settings.model_copy(update=whole)
     one = answers(load_on_cpu(folder, alone), alone)
     ranks = load(folder, settings, size)
     all_of_them = answers(PackingRunner(ranks), settings)
@@ -119,6 +121,18 @@ MIXTURES = [
 def test_ranks_that_have_whole_experts_do_too(name: str, load: Load, tmp_path: Path) -> None:
     """Six or eight experts on four ranks; each reads its own."""
     check(load, save_config(name, tmp_path), SPREAD, 4)
+
+
+def test_ranks_take_turns_with_experts_that_several_have(load: Load, tmp_path: Path) -> None:
+    """Of six experts on three ranks the first is on all, and the last on two."""
+    lines = [
+        f'{TOKENS_METRIC}{{replica="a",layer="{layer}",expert="{expert}"}} {tokens}\n'
+        for layer in range(2)
+        for expert, tokens in enumerate((90, 1, 2, 3, 4, 50))
+    ]
+    (tmp_path / "counts").write_text("".join(lines))
+    changes = {"expert_counts": str(tmp_path / "counts"), "num_redundant_experts": 3}
+    check(load, save_config("mixtral", tmp_path), SPREAD.model_copy(update=changes), 3)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
