@@ -6,11 +6,14 @@ The other ranks have been to every meeting before; benchmarks/ranks.py has real 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from common.messages.sampling import SamplingParams
 from services.compute.kernels.add_norm import add_norm, add_norm_reference
 from services.compute.kernels.rank_rows import (
     MAX_PROGRAMS,
@@ -18,9 +21,12 @@ from services.compute.kernels.rank_rows import (
     RankRows,
     add_up,
     rank_sum_reference,
+    share_best,
     side_by_side,
 )
+from services.compute.kernels.sample import SampleScratch, VocabularyPart, sample_tokens
 from services.compute.layers.weighted_layers import Norm
+from tests.kernels.sampling_step import make_step, random_logits
 
 EARLY = 1 << 20
 ONE_OF = [(rank, size) for size in (2, 4) for rank in range(size)]
@@ -96,3 +102,31 @@ def test_parts_of_any_width_come_side_by_side(
     side_by_side(ranks.addresses(parts), begins, out_SV, ranks.memory)
 
     assert torch.equal(out_SV, torch.cat(parts, dim=1))
+
+
+@pytest.mark.parametrize("begins", [(0, 2000, 3001), (0, 1000, 1500, 2996, 3001)])
+def test_ranks_draw_the_token_of_the_whole_of_a_part_each(
+    begins: tuple[int, ...], device: torch.device
+) -> None:
+    """The words of the others are there when the last one draws; a logit that is not finite counts
+    wherever it is."""
+    warm = SamplingParams(max_tokens=9, seed=1)
+    settings = [replace(warm, seed=seed, temperature=t) for seed, t in ((1, 0.0), (2, 0.7), (3, 1))]
+    step = make_step(settings, begins[-1], device)
+    logits_SV = random_logits(3, begins[-1], seed=1, device=device)
+    logits_SV[0, [1990, 2990]] = 90.0  # of equal ones the first
+    logits_SV[2, 5] = torch.inf
+    rows, resident = step.rows, step.resident
+    scratch = SampleScratch.make(3, begins[-1], device)
+    expected, found = torch.zeros(2, 3, 2, dtype=torch.int32, device=device)
+    sample_tokens(logits_SV, rows, None, None, scratch, resident, expected)
+    size = len(begins) - 1
+    words = [torch.zeros(3, 4, dtype=torch.int32, device=device) for _ in range(size)]
+    for rank in range(size):
+        ranks = Ranks(rank, size, device)
+        share = partial(share_best, ranks.addresses(words), memory=ranks.memory)
+        part = VocabularyPart(begins[rank], share)
+        part_SV = logits_SV[:, begins[rank] : begins[rank + 1]].contiguous()
+        sample_tokens(part_SV, rows, None, None, scratch, resident, found, part=part)
+    assert torch.equal(found, expected)
+    assert found[:, 1].tolist() == [1, 1, 0]

@@ -10,6 +10,7 @@ replay the same graphs need no host, and nothing has to be cleared.
   these again after another meeting, which the slower one reaches when it has read them.
 - `add_up` is for many rows: each rank adds a part of them and writes the sums to all (two-shot).
 - `side_by_side` is for logits: each rank reads the others' parts of the vocabulary.
+- `share_best` is for draws that need no logits of others: 8 bytes a row are read of each rank.
 
 Sums are added in the order of ranks in float32 and rounded once: the same bits on all ranks.
 
@@ -25,6 +26,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from services.compute.kernels.sample import NO_ID, SampleScratch
 
 MAX_PROGRAMS = 256
 """That may meet: programs of a launch, or rows of one that has a program for each."""
@@ -169,6 +172,57 @@ def side_by_side(
         BLOCK=GATHER_BLOCK,
         num_warps=GATHER_WARPS,
     )
+
+
+@triton.jit
+def _share_best_kernel(
+    scratch, words_ptr, memory, C: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
+    RANKS: tl.constexpr,
+):  # fmt: skip
+    sample = tl.program_id(0)
+    part = tl.arange(0, LANES)
+    there = part < PARTS
+    place = sample * C + part
+    best = tl.load(scratch.best_SC + place, mask=there, other=-float("inf"))
+    best_id = tl.load(scratch.best_id_SC + place, mask=there, other=NO_ID)
+    broken = tl.max(tl.load(scratch.broken_SC + place, mask=there, other=0), axis=0)
+    top = tl.max(best, axis=0)
+    token = tl.min(tl.where(best == top, best_id, NO_ID), axis=0)
+    turn = tl.load(memory.meetings_P + sample) & 1
+    offset = 4 * sample + 2 * turn
+    mine = tl.load(words_ptr + memory.rank).to(tl.pointer_type(tl.int32)) + offset
+    tl.store(mine, top.to(tl.int32, bitcast=True))
+    tl.store(mine + 1, token | (broken << 31))
+    meet(memory, sample, RANKS)
+    rank = tl.arange(0, RANKS)
+    theirs = tl.load(words_ptr + rank).to(tl.pointer_type(tl.int32)) + offset
+    top_R = tl.load(theirs, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    token_R = tl.load(theirs + 1, cache_modifier=".cg")
+    tl.store(scratch.best_SC + sample * C + rank, top_R)
+    tl.store(scratch.best_id_SC + sample * C + rank, token_R & NO_ID)
+    tl.store(scratch.broken_SC + sample * C + rank, (token_R < 0).to(tl.int32))
+
+
+def share_best(
+    words_R: Tensor, scratch: SampleScratch, num_samples: int, num_parts: int, memory: RankMemory
+) -> int:
+    """Replace the bests of so many samples' parts here by those of all ranks; returns their number.
+
+    `words_R` (int64) are the addresses of each rank's words, int32 [S, 4], for up to `MAX_PROGRAMS`
+    samples: two of a meeting and two of the next, which a rank that is ahead may have begun.
+    """
+    assert num_samples <= MAX_PROGRAMS
+    _share_best_kernel[(num_samples,)](
+        scratch,
+        words_R,
+        memory,
+        C=scratch.best_SC.shape[1],
+        PARTS=num_parts,
+        LANES=triton.next_power_of_2(num_parts),
+        RANKS=len(words_R),
+        num_warps=1,
+    )
+    return len(words_R)
 
 
 def rank_sum_reference(parts: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
 """The next token of each sample: the largest of its logits plus noise.
 
 Many programs share a vocabulary. Each keeps the best of its part; a second, small launch picks the
-best of those. Values and ids are compared only, so the outcome does not depend on the split.
+best of those. Values and ids are compared only, so the outcome does not depend on the split. Ranks
+of a split model may have a part of the vocabulary each; between both launches they exchange bests.
 
 Shape legend: S samples, V vocabulary, N slots, W words, C parts of the vocabulary, R words of a
 result.
@@ -9,6 +10,7 @@ result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +46,10 @@ SMALL_PART = 1024
 """Ids of the smallest part: at one row, 126 of them keep all of an H200's processors busy."""
 
 
+MIN_COLUMNS = 64
+"""Of scratch: there are no more ranks, each of which has the best of its part."""
+
+
 class SampleScratch(NamedTuple):
     """The best of each part, and whether the part had a logit that is not finite."""
 
@@ -53,12 +59,21 @@ class SampleScratch(NamedTuple):
 
     @staticmethod
     def make(max_samples: int, vocab_size: int, device: torch.device) -> SampleScratch:
-        shape = (max_samples, -(-vocab_size // SMALL_PART))
+        shape = (max_samples, max(MIN_COLUMNS, -(-vocab_size // SMALL_PART)))
         return SampleScratch(
             torch.zeros(shape, dtype=torch.float32, device=device),
             torch.zeros(shape, dtype=torch.int32, device=device),
             torch.zeros(shape, dtype=torch.int32, device=device),
         )
+
+
+class VocabularyPart(NamedTuple):
+    """What a rank has of the vocabulary, where others have the rest."""
+
+    begin: int  # a multiple of 4
+    share: Callable[[SampleScratch, int, int], int]
+    """Put the bests of all ranks, in their order, in place of those of so many samples and parts
+    here; returns how many they are."""
 
 
 NO_ID = tl.constexpr(0x7FFFFFFF)
@@ -90,6 +105,7 @@ def _best_of_part(
     rows,
     V: tl.constexpr,
     C: tl.constexpr,
+    BEGIN: tl.constexpr,
     SHAPED: tl.constexpr,
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
@@ -138,7 +154,7 @@ def _best_of_part(
                     # after a cut few parts have an id left, and noise is most of the work
                     hopeful = tl.max(there.to(tl.int32), axis=0) > 0
                 if hopeful:
-                    random = noise(first, index, choice, seed, BLOCK, FAST)
+                    random = noise(BEGIN + first, index, choice, seed, BLOCK, FAST)
                     scores = tl.fma(random, scale, logits)
                     better = (scores > best) & there
                     best = tl.where(better, scores, best)
@@ -154,7 +170,8 @@ def _best_of_part(
         top = tl.max(best, axis=0)
         place = sample * C + part
         tl.store(scratch.best_SC + place, top)
-        tl.store(scratch.best_id_SC + place, tl.min(tl.where(best == top, best_id, NO_ID), axis=0))
+        first_id = tl.min(tl.where(best == top, best_id, NO_ID), axis=0)
+        tl.store(scratch.best_id_SC + place, BEGIN + first_id)
         tl.store(scratch.broken_SC + place, tl.max(broken, axis=0))
 
 
@@ -217,6 +234,7 @@ def sample_tokens(
     resident: Resident,
     result_SR: Tensor,
     drafts: bool = False,
+    part: VocabularyPart | None = None,
 ) -> None:
     """The next token of each sample into its slot, which advances by it, and into `result_SR`.
 
@@ -228,6 +246,7 @@ def sample_tokens(
     nothing. Rows beyond the counted samples, or without a slot, stay as they are. Without `shaped`
     and `masks` no row may be adjusted or cut; with them, tokens of penalised rows are counted. The
     token of a skipped sample is what comes of its logits without a mask, and goes nowhere else.
+    With a `part` the logits are of that, and tokens are those of the whole; no row is shaped then.
     """
     num_samples, vocab_size = logits_SV.shape
     few = num_samples <= FEW_SAMPLES
@@ -243,12 +262,16 @@ def sample_tokens(
         rows,
         V=vocab_size,
         C=columns,
+        BEGIN=0 if part is None else part.begin,
         SHAPED=shaped is not None,
         BLOCK=block,
         STEPS=steps,
         FAST=not INTERPRETED,
         num_warps=4 if few else 8,  # 64 registers, so that 32 warps hide each other's loads
     )
+    if part is not None:
+        assert shaped is None and part.begin % 4 == 0
+        used = part.share(scratch, num_samples, used)
     _pick[(num_samples,)](
         scratch,
         rows,

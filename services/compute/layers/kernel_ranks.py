@@ -5,6 +5,7 @@ Shape legend: T tokens, E hidden width, S sampled rows, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -12,7 +13,14 @@ from torch import Tensor
 
 from services.compute.distributed.ranks import Ranks
 from services.compute.distributed.symmetric import SymmetricBlock, default_group
-from services.compute.kernels.rank_rows import MAX_PROGRAMS, RankRows, add_up, side_by_side
+from services.compute.kernels.rank_rows import (
+    MAX_PROGRAMS,
+    RankRows,
+    add_up,
+    share_best,
+    side_by_side,
+)
+from services.compute.kernels.sample import VocabularyPart
 
 Delta: TypeAlias = Tensor | RankRows
 """What a part has added to the residual stream: the whole of it, or a summand of each rank."""
@@ -47,6 +55,10 @@ class KernelRanks(Protocol):
         """Bring all ranks' parts to where logits shall be."""
         ...
 
+    def vocabulary_part(self, num_samples: int) -> VocabularyPart | None:
+        """How so many samples are drawn from parts of logits; None: they need all."""
+        ...
+
 
 class OneRank:
     """All of a model is here."""
@@ -74,6 +86,9 @@ class OneRank:
     def complete(self, logits_SV: Tensor) -> None:
         pass
 
+    def vocabulary_part(self, num_samples: int) -> None:
+        return None
+
 
 class RankSizes(NamedTuple):
     """What ranks share memory for."""
@@ -98,23 +113,27 @@ class SplitRanks:
         """The block has `num_bytes` of these sizes."""
         self._block = block
         self._begins = sizes.logit_begins
-        rows, logits = self._shapes(sizes)
+        rows, logits, words = self._shapes(sizes)
         self._turns = [block.take(rows, dtype) for _ in range(2)]
         self._turn = 0
         self._logits = block.take(logits, torch.float32)
+        self._words = block.take(words, torch.int32)
         rank = block.memory.rank
         self._num_logits = self._begins[rank + 1] - self._begins[rank]
 
     @staticmethod
     def num_bytes(sizes: RankSizes, dtype: torch.dtype) -> int:
-        rows, logits = SplitRanks._shapes(sizes)
-        return SymmetricBlock.num_bytes((rows, dtype), (rows, dtype), (logits, torch.float32))
+        rows, logits, words = SplitRanks._shapes(sizes)
+        return SymmetricBlock.num_bytes(
+            (rows, dtype), (rows, dtype), (logits, torch.float32), (words, torch.int32)
+        )
 
     @staticmethod
-    def _shapes(sizes: RankSizes) -> tuple[tuple[int, int], tuple[int]]:
+    def _shapes(sizes: RankSizes) -> tuple[tuple[int, int], tuple[int], tuple[int, int]]:
         begins = sizes.logit_begins
         widest = max(end - begin for begin, end in zip(begins, begins[1:], strict=False))
-        return (sizes.max_tokens, sizes.width), (sizes.max_samples * widest,)
+        rows, logits = (sizes.max_tokens, sizes.width), (sizes.max_samples * widest,)
+        return rows, logits, (min(sizes.max_samples, MAX_PROGRAMS), 4)
 
     def begin(self) -> None:
         self._turn = 0
@@ -140,6 +159,13 @@ class SplitRanks:
 
     def complete(self, logits_SV: Tensor) -> None:
         side_by_side(self._logits.addresses_R, self._begins, logits_SV, self._block.memory)
+
+    def vocabulary_part(self, num_samples: int) -> VocabularyPart | None:
+        if num_samples > MAX_PROGRAMS or any(begin % 4 for begin in self._begins[:-1]):
+            return None
+        memory = self._block.memory
+        share = partial(share_best, self._words.addresses_R, memory=memory)
+        return VocabularyPart(self._begins[memory.rank], share)
 
 
 def kernel_ranks(ranks: Ranks, sizes: RankSizes, delta_TE: Tensor) -> KernelRanks:

@@ -17,6 +17,7 @@ from services.compute.distributed.shard import Shard
 from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.rotate_and_store import RotaryTables
+from services.compute.kernels.sample import VocabularyPart
 from services.compute.kernels.scale_logits import scale_logits
 from services.compute.kernels.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
@@ -106,17 +107,25 @@ class KernelDecoder:
         step = KernelStep(self._device, num_tokens, caches, attention)
         step.finish(self._decoder.forward(step))
 
-    def logits_at(self, index_S: Tensor) -> Tensor:
+    def vocabulary_part(self, num_samples: int) -> VocabularyPart | None:
+        """How ranks draw so many samples of a part of the vocabulary each, if they can."""
+        return self._device.ranks.vocabulary_part(num_samples)
+
+    def logits_at(self, index_S: Tensor, *, is_part: bool = False) -> Tensor:
         """Float32 logits [S, V] after these tokens (int32) of the forward pass before, no more than
-        may be sampled; they lie where those of the last call lay."""
+        may be sampled; they lie where those of the last call lay. `is_part`: this rank's part."""
         num_samples = len(index_S)
         sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
         self.normed_at(index_S, sampled_SE)
         decoder, ranks = self._decoder, self._device.ranks
         product = self._device.products[type(decoder.head)]
         form = product.row_form(num_samples, decoder.head)
-        product(self._as(form, sampled_SE), decoder.head, ranks.logits_room(logits_SV))
-        ranks.complete(logits_SV)
+        part_SV = ranks.logits_room(logits_SV)
+        product(self._as(form, sampled_SE), decoder.head, part_SV)
+        if is_part:
+            logits_SV = part_SV
+        else:
+            ranks.complete(logits_SV)
         if decoder.logit_scale != 1.0 or decoder.logit_softcap:
             scale_logits(logits_SV, decoder.logit_scale, decoder.logit_softcap)
         return logits_SV

@@ -32,7 +32,7 @@ from services.compute.kernels.logprobs import (
     LogprobScratch,
     logprobs,
 )
-from services.compute.kernels.sample import SampleScratch, sample_tokens
+from services.compute.kernels.sample import SampleScratch, VocabularyPart, sample_tokens
 from services.compute.kernels.slot_words import MaskRows, ProcessedLogits, SampleRows
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
@@ -97,7 +97,13 @@ class DeviceSampler:
         if self._drafts is not None:
             remember_tokens(packed, self._drafts.ids_NL)
 
-    def launch(self, variant: Variant, logits_SV: Tensor, num_samples_bucket: int) -> Tensor:
+    def launch(
+        self,
+        variant: Variant,
+        logits_SV: Tensor,
+        num_samples_bucket: int,
+        part: VocabularyPart | None = None,
+    ) -> Tensor:
         """Queue the draws of the samples in `StepInputs`; returns their results [S, W] to be.
 
         The results lie where they lay last time. Reads the logits, float32, without changing
@@ -122,6 +128,7 @@ class DeviceSampler:
             self._resident,
             result_SW,
             drafts=self._drafts is not None,
+            part=part,
         )
         if variant is Variant.FULL:
             logprobs(logits_SV, rows, self._scores, result_SW)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from services.compute.config import ComputeSettings
 from services.compute.expert_counters import ExpertCounters
+from services.compute.kernels.sample import SampleScratch, VocabularyPart
+from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.layers.kernel_ranks import RankSizes
 from services.compute.models import kernel_decoder
 from services.compute.runner.cuda.executor import CudaExecutor
@@ -67,7 +69,8 @@ class ThreadKernelRanks:
         self._ranks = ranks
         self._delta_TE = torch.zeros_like(delta_TE)
         begins = sizes.logit_begins
-        width = begins[ranks.rank + 1] - begins[ranks.rank]
+        self._begin = begins[ranks.rank]
+        width = begins[ranks.rank + 1] - self._begin
         self._logits_SV = torch.zeros(sizes.max_samples, width)
 
     def begin(self) -> None:
@@ -86,6 +89,16 @@ class ThreadKernelRanks:
 
     def logits_room(self, logits_SV: Tensor) -> Tensor:
         return self._logits_SV[: len(logits_SV)]
+
+    def vocabulary_part(self, num_samples: int) -> VocabularyPart:
+        return VocabularyPart(self._begin, self._share)
+
+    def _share(self, scratch: SampleScratch, num_samples: int, num_parts: int) -> int:
+        for mine_SC in scratch:
+            parts_SC = mine_SC[:num_samples, :num_parts].clone()
+            all_SC = torch.cat(self._ranks.exchange(parts_SC), 1)
+            mine_SC[:num_samples, : all_SC.shape[1]] = all_SC
+        return all_SC.shape[1]
 
     def complete(self, logits_SV: Tensor) -> None:
         part_SV = self._logits_SV[: len(logits_SV)].clone()
@@ -132,7 +145,11 @@ class SplitExecutor:
         return self._all(lambda rank: self._ranks[rank].forward(num_ints))
 
     def sample(self, tickets: list[Any], num_ints: int) -> list[Any]:
-        return self._all(lambda rank: self._ranks[rank].sample(tickets[rank], num_ints))
+        """Tokens are drawn from parts; logits are made once more, as a whole, to be looked at."""
+        sampled = self._all(lambda rank: self._ranks[rank].sample(tickets[rank], num_ints))
+        if num_samples := tickets[0].header[NUM_SAMPLES]:
+            self._all(lambda rank: self._ranks[rank]._machine._logits(num_samples))
+        return sampled
 
     def result(self, tickets: list[Any]) -> StepResult:
         results = self._all(lambda rank: self._ranks[rank].result(tickets[rank]))

@@ -284,12 +284,16 @@ class StepMachine:
         self._decoder.forward(num_tokens, caches, self._attention[kind])
 
     @torch.inference_mode()
-    def _logits(self, num_samples: int) -> Tensor:
-        return self._decoder.logits_at(self.inputs.sample_token_S[:num_samples])
+    def _logits(self, num_samples: int, *, is_part: bool = False) -> Tensor:
+        index_S = self.inputs.sample_token_S[:num_samples]
+        return self._decoder.logits_at(index_S, is_part=is_part)
 
     @torch.inference_mode()
     def _sample(self, variant: Variant, num_samples: int) -> None:
-        self.sampler.launch(variant, self._logits(num_samples), num_samples)
+        can_part = variant is Variant.PLAIN
+        part = self._decoder.vocabulary_part(num_samples) if can_part else None
+        logits_SV = self._logits(num_samples, is_part=part is not None)
+        self.sampler.launch(variant, logits_SV, num_samples, part)
 
     def _attentions(
         self, decoder: Decoder[AnyLinear], batch_invariant: bool, pdl: bool

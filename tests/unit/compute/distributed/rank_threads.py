@@ -56,8 +56,12 @@ class ThreadRanks:
     def size(self) -> int:
         return self._meeting.size
 
+    def exchange(self, value: Any) -> list[Any]:
+        """What all ranks have, in their order."""
+        return self._meeting.exchange(self.rank, value)
+
     def add_up(self, x: Tensor) -> None:
-        first, *others = self._meeting.exchange(self.rank, x.float().clone())
+        first, *others = self.exchange(x.float().clone())
         total = first.clone()
         for other in others:
             total += other
