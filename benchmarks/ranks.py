@@ -3,8 +3,8 @@
     python -m benchmarks.ranks [--ranks 2] [--width 8192]
 
 Launches in a graph, microseconds each: the sum over ranks with the norm behind it in one launch
-(one-shot), the sum alone written to all (two-shot), NCCL's, and the logits of all ranks side by
-side. Every sum is compared with its reference first.
+(one-shot), the sum alone written to all (two-shot), NCCL's, the logits of all ranks side by side,
+and the bests of their parts instead. Every sum is compared with its reference first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from services.compute.kernels.rank_rows import (
     MAX_PROGRAMS,
     add_up,
     rank_sum_reference,
+    share_best,
     side_by_side,
 )
+from services.compute.kernels.sample import SampleScratch
 from services.compute.layers.weighted_layers import Norm
 
 NEEDS_GPU = True
@@ -71,9 +73,12 @@ class Bench:
         device, dtype, most = torch.device("cuda", rank), torch.bfloat16, max(ROWS)
         self.part = VOCAB // num_ranks
         shapes = [((most, width), dtype)] * 2 + [((MAX_SAMPLES, self.part), torch.float32)]
+        shapes.append(((MAX_SAMPLES, 4), torch.int32))
         self.block = SymmetricBlock(SymmetricBlock.num_bytes(*shapes), device, group)
         self.turns = [self.block.take((most, width), dtype) for _ in range(2)]
         self.logits = self.block.take((MAX_SAMPLES, self.part), torch.float32)
+        self.words = self.block.take((MAX_SAMPLES, 4), torch.int32)
+        self.scratch = SampleScratch.make(MAX_SAMPLES, VOCAB, device)
         self.norm = Norm(torch.rand(width, device=device, dtype=dtype), 1e-5)
         self.x_TE = torch.zeros(most, width, dtype=dtype, device=device)
         self.out_TE, self.plain_TE = torch.empty_like(self.x_TE), torch.randn_like(self.x_TE)
@@ -141,6 +146,22 @@ class Bench:
             assert bool((part_SV == rank + 1).all())
         return graph_us(launch)
 
+    def bests(self, rows: int) -> float:
+        """Of a part of the vocabulary, cut as draws of many rows are."""
+        self.scratch.best_SC.fill_(self.rank)
+        self.scratch.best_id_SC.fill_(self.rank + 7)
+        torch.cuda.synchronize()
+        dist.barrier()
+
+        def launch(_: int) -> None:
+            share_best(self.words.addresses_R, self.scratch, rows, 8, self.block.memory)
+
+        launch(0)
+        for rank in range(self.num_ranks):
+            assert bool((self.scratch.best_SC[:rows, rank] == rank).all())
+            assert bool((self.scratch.best_id_SC[:rows, rank] == rank + 7).all())
+        return graph_us(launch)
+
 
 def measure(rank: int, num_ranks: int, width: int, store: str) -> None:
     torch.cuda.set_device(rank)
@@ -162,6 +183,7 @@ def measure(rank: int, num_ranks: int, width: int, store: str) -> None:
         say(f"{rows:7}  {one_shot} " + " ".join(f"{us:10.2f}" for us in others))
     for rows in (1, 64, MAX_SAMPLES):
         say(f"logits of {rows} rows side by side: {bench.gather(rows):.2f}")
+        say(f"bests of {rows} rows instead: {bench.bests(rows):.2f}")
     dist.destroy_process_group()
 
 
