@@ -214,7 +214,7 @@ def _of_groups(pointer, map_N, q_N, NUM_IN: tl.constexpr, NUM_OUT: tl.constexpr,
     if (NUM_IN // 32) % QUADS == 0 and not FORM[5]:
         values_NR = tl.load(pointer + place_NR, volatile=True)
     else:
-        inside_N = (q_N < NUM_IN // 32) & (map_N != NOWHERE)
+        inside_N = (q_N < NUM_IN // 32) & (map_N != NOWHERE if FORM[5] else True)
         values_NR = tl.load(pointer + place_NR, mask=inside_N[:, None], other=0.0, volatile=True)
     return tl.permute(tl.reshape(values_NR, (MAPS, QUADS, ROWS)), (2, 0, 1))
 
@@ -239,7 +239,7 @@ def _ask(
         codes = tl.load(code_ptr + row_P[:, None] + w[None, :], volatile=True)
     else:
         w_in = w < NUM_QUADS * 4
-        inside = w_in[None, :] & (map_P != NOWHERE)[:, None]
+        inside = w_in[None, :] & (map_P != NOWHERE)[:, None] if FORM[5] else w_in[None, :]
         codes = tl.load(code_ptr + row_P[:, None] + w[None, :], mask=inside, other=0, volatile=True)
     scale = _of_groups(scale_ptr, map_N, q_N, NUM_IN, NUM_OUT, ROWS, MAPS, QUADS, FORM)
     zero = scale

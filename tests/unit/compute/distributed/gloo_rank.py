@@ -17,7 +17,7 @@ from services.compute.distributed.shard import Shard
 from services.compute.models import weights
 from services.compute.runner.eager import load_eager
 from services.compute.runner.packing_runner import PackingRunner
-from tests.unit.compute.distributed.served import DUMMY, HEARD_SCALE, tokens_of
+from tests.unit.compute.distributed.served import HEARD_SCALE, SPREAD, tokens_of
 
 
 def sums_are_those_of_the_order_of_ranks(ranks: Ranks) -> bool:
@@ -48,8 +48,8 @@ def main(rank: str, size: str, store: str, folder: str) -> None:
         "parts": parts_stand_side_by_side(ranks, 199),
         "least": ranks.least(5 + ranks.rank),
     }
-    executor = load_eager(Path(folder), DUMMY, ranks)
-    heard["tokens"] = tokens_of(PackingRunner(executor), DUMMY)
+    executor = load_eager(Path(folder), SPREAD, ranks)
+    heard["tokens"] = tokens_of(PackingRunner(executor), SPREAD)
     executor.close()
     sys.stdout.write(json.dumps(heard))
 

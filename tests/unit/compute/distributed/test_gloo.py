@@ -16,13 +16,15 @@ from tests.unit.compute.distributed import gloo_rank
 from tests.unit.compute.distributed.served import DUMMY, HEARD_SCALE, tokens_of
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 199, "num_hidden_layers": 2,
+    "architectures": ["MixtralForCausalLM"], "vocab_size": 199, "num_hidden_layers": 2,
     "hidden_size": 96, "intermediate_size": 112, "num_attention_heads": 6,
     "num_key_value_heads": 3, "max_position_embeddings": 256, "eos_token_id": 2,
+    "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None,
 }  # fmt: skip
 
 
 def test_two_processes_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has some heads, a part of the vocabulary, and three or two experts."""
     monkeypatch.setattr(weights, "SCALE", HEARD_SCALE)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     program = [sys.executable, "-m", gloo_rank.__name__]

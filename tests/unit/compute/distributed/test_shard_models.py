@@ -34,6 +34,7 @@ from tests.unit.compute.distributed.served import (
     HEARD_SCALE,
     PROMPTS,
     SETTINGS,
+    SPREAD,
     answers,
 )
 from tests.unit.compute.engine_server import Server
@@ -108,7 +109,6 @@ def test_other_numbers_of_ranks_do_too(name: str, size: int, load: Load, tmp_pat
     check(load, save_config(name, tmp_path, **heads), DUMMY, size)
 
 
-SPREAD = DUMMY.model_copy(update={"enable_expert_parallel": True})
 MIXTURES = [
     "gpt-oss", "deepseek v3", "llama 4", "mixtral", "qwen2 moe", "qwen3 moe", "deepseek v2 lite",
     "deepseek v2", "olmoe", "granite moe", "granite moe with a shared expert", "phi 3.5 moe",
