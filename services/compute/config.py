@@ -65,7 +65,11 @@ class ComputeSettings(Settings):
         0,
         ge=0,
         description="copies beside one of each expert of a layer, of those that have most to do "
-        "by expert_counts",
+        "by expert_counts, or by what is counted while the model serves",
+    )
+    enable_eplb: bool = Field(
+        False,
+        description="on GPUs: exchange such copies while the model serves, by what tokens choose",
     )
     max_model_len: int = Field(
         0, ge=0, description="longest prompt and answer (default: the model's)"

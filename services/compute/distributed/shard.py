@@ -25,6 +25,7 @@ class ExpertPlacement:
 
     num_ranks: int
     by_layer: Mapping[int, Holders] = field(default_factory=dict)
+    moves: bool = False  # copies are exchanged while the model serves
 
     def holders(self, layer: int, num_experts: int) -> Holders:
         """As said of the layer; else each rank has some that follow one another."""

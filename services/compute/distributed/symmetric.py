@@ -53,6 +53,7 @@ class SymmetricBlock:
                 "compute.tensor_parallel_size: the GPUs cannot read one another's memory, which "
                 f"takes NVLink or PCIe between them on one host ({reason}); take 1."
             ) from error
+        self._handle = handle
         self._addresses: list[int] = list(handle.buffer_ptrs)
         self._used = 0
         torch.cuda.synchronize(device)
@@ -76,6 +77,13 @@ class SymmetricBlock:
         own = self._bytes[begin : begin + size].view(dtype).view(shape)
         addresses = [address + begin for address in self._addresses]
         return Shared(own, torch.tensor(addresses, dtype=torch.int64, device=own.device))
+
+    def of_rank(self, rank: int, piece: Shared) -> Tensor:
+        """The same piece of another rank, as bytes."""
+        begin = piece.own.data_ptr() - self._bytes.data_ptr()
+        size = (piece.own.nbytes,)
+        theirs: Tensor = self._handle.get_buffer(rank, size, torch.uint8, begin)
+        return theirs
 
     def rows(self, piece: Shared, num_rows: int) -> RankRows:
         """The first rows of a piece [T, E], as summands."""

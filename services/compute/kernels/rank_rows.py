@@ -225,6 +225,16 @@ def share_best(
     return len(words_R)
 
 
+@triton.jit
+def _meet_kernel(memory, RANKS: tl.constexpr):
+    meet(memory, tl.program_id(0), RANKS)
+
+
+def meet_ranks(memory: RankMemory, num_ranks: int) -> None:
+    """Whatever is launched behind it sees what all ranks have written before theirs."""
+    _meet_kernel[(1,)](memory, RANKS=num_ranks, num_warps=1)
+
+
 def rank_sum_reference(parts: Sequence[Tensor]) -> Tensor:
     """The sum of what each rank has, in their order in float32, rounded once."""
     total = torch.zeros_like(parts[0], dtype=torch.float32)

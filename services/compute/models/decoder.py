@@ -39,13 +39,18 @@ class Decoder(Generic[L]):
         return self.embedding.weight_VE.dtype
 
     @property
+    def mixtures(self) -> dict[int, Experts[L]]:
+        """By the layers that have experts."""
+        parts = [layer.parts[1] for layer in self.layers]
+        return {number: part for number, part in enumerate(parts) if isinstance(part, Experts)}
+
+    @property
     def expert_tokens(self) -> dict[int, Tensor]:
         """How many tokens each expert was given (int64 [X]), by the layers that count them."""
-        mixtures = [(number, layer.parts[1]) for number, layer in enumerate(self.layers)]
         return {
             number: part.tokens_X
-            for number, part in mixtures
-            if isinstance(part, Experts) and part.tokens_X is not None
+            for number, part in self.mixtures.items()
+            if part.tokens_X is not None
         }
 
     def forward(self, step: StepContext[L]) -> Hidden:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from common.errors import ModelError
-from services.compute.distributed.expert_balance import num_turns
+from services.compute.distributed.expert_balance import layout_of, num_turns, slot_table
 from services.compute.distributed.shard import Holders, Shard
-from services.compute.kernels.routing import NOWHERE, HeldExperts, Routing
+from services.compute.kernels.routing import HeldExperts, Routing
 from services.compute.models.safetensors_files import Stack
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Cut, Weight
@@ -99,16 +99,12 @@ class ExpertTensors:
         """Which are here, and when it is this rank's turn; None: all, always."""
         if self.holders is None:
             return None
-        slot_of = {expert: slot for slot, expert in enumerate(self.taken)}
-        slots = [
-            [
-                slot_of[expert] if ranks[turn % len(ranks)] == self.shard.rank else NOWHERE
-                for expert, ranks in enumerate(self.holders)
-            ]
-            for turn in range(num_turns(self.holders))
-        ]
-        device = self.weights.device
-        return HeldExperts(len(slot_of), torch.tensor(slots, dtype=torch.int32, device=device))
+        shard, device = self.shard, self.weights.device
+        moves = shard.placement is not None and shard.placement.moves
+        numbers = range(1, shard.size + 1) if moves else map(len, self.holders)
+        layout, turns = layout_of(self.holders, shard.size), num_turns(numbers)
+        table = slot_table(layout, shard.rank, self.num_experts, turns)
+        return HeldExperts(len(layout[shard.rank]), torch.from_numpy(table).to(device))
 
     def gate_ups(self) -> Iterator[Weight]:
         """The weights [2 * F, E] of those that are taken, the gates first."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from common.errors import ConfigError
 from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
@@ -316,6 +317,8 @@ def load_eager(path: Path, settings: ComputeSettings, ranks: Ranks = ALONE) -> E
     Every rank does the same.
     """
     loader = ModelLoader.read(path, settings, CPU, ranks)
+    if settings.enable_eplb:
+        raise ConfigError("compute.enable_eplb: experts are exchanged on GPUs only; leave it out.")
     shape, num_ranks = loader.config.shape, ranks.size
     torch.set_num_threads(choose_threads(settings, shape, loader.dtype, num_ranks))
     keep_freed_memory(False)

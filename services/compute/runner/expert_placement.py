@@ -25,20 +25,27 @@ def expert_placement(
 ) -> ExpertPlacement | None:
     """None where ranks have parts of experts. Raises ConfigError for what cannot be."""
     path, num_redundant = settings.expert_counts, settings.num_redundant_experts
+    moves = settings.enable_eplb
     if not settings.enable_expert_parallel:
-        if path or num_redundant:
-            name = "expert_counts" if path else "num_redundant_experts"
+        if path or num_redundant or moves:
+            name = "num_redundant_experts" if num_redundant else "enable_eplb"
             raise ConfigError(
-                f"compute.{name} says where whole experts are; set enable_expert_parallel, too."
+                f"compute.{'expert_counts' if path else name} says where whole experts are; set "
+                "enable_expert_parallel, too."
             )
         return None
     check_spread(experts, ranks.size)
+    if moves and not num_redundant:
+        raise ConfigError(
+            "compute.enable_eplb exchanges copies of experts; set compute.num_redundant_experts, "
+            "too."
+        )
     if not path and not num_redundant:
         return ExpertPlacement(ranks.size)
-    if not path:
+    if not path and not moves:
         raise ConfigError(
             "compute.num_redundant_experts: nothing says which experts have most to do; set "
-            "compute.expert_counts, too."
+            "compute.expert_counts or compute.enable_eplb, too."
         )
     if num_redundant and settings.batch_invariant:
         raise ConfigError(
@@ -46,14 +53,17 @@ def expert_placement(
             "step, and compute.batch_invariant wants nothing to; leave one of them out."
         )
     assert experts is not None
-    counts = recorded_counts(Path(path), experts.num_experts)
+    layers = [layer for layer, is_dense in enumerate(experts.is_dense) if not is_dense]
+    counts = {layer: [1] * experts.num_experts for layer in layers}
+    if path:
+        counts |= recorded_counts(Path(path), experts.num_experts)
     number = zlib.crc32(repr(counts).encode())
     if ranks.least(number) != number or -ranks.least(-number) != number:
         raise ConfigError(f"compute.expert_counts: {path} was written to while it was read.")
     by_layer = {
         layer: balanced(tokens_X, ranks.size, num_redundant) for layer, tokens_X in counts.items()
     }
-    return ExpertPlacement(ranks.size, by_layer)
+    return ExpertPlacement(ranks.size, by_layer, moves)
 
 
 def recorded_counts(path: Path, num_experts: int) -> dict[int, list[int]]:

@@ -22,6 +22,7 @@ from services.compute.kernels.sample import SampleScratch, VocabularyPart
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.layers.kernel_ranks import RankSizes
 from services.compute.models import kernel_decoder
+from services.compute.runner.cuda import load as load_module
 from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.load import load_on
 from services.compute.runner.executor import UploadKind
@@ -31,7 +32,7 @@ from services.compute.step import Int32Array, StepResult
 from tests.kernels.host_stream import HostStream
 from tests.kernels.runner.cuda_runners import ON_GPU, SIZES
 from tests.kernels.runner.logits_alike import assert_logits_alike
-from tests.unit.compute.distributed.rank_threads import Meeting, ThreadRanks
+from tests.unit.compute.distributed.rank_threads import Meeting, ThreadLink, ThreadRanks
 from tests.unit.compute.models.family_models import FAMILIES
 from tests.unit.compute.models.family_recipes import make_random
 
@@ -42,7 +43,9 @@ pytestmark = [
 
 CASES = [("gpt-oss", False), ("deepseek v3", True)]
 """Biases, sinks, windows and experts, of which each rank has a part; latents, a shared expert, a
-layer without any, and experts that are spread over ranks."""
+layer without any, and experts that are spread over ranks, with copies that may be exchanged."""
+
+SPREAD = {"enable_expert_parallel": True, "num_redundant_experts": 2, "enable_eplb": True}
 
 
 class Turns(Meeting):
@@ -167,11 +170,12 @@ def test_two_ranks_have_the_logits_of_the_whole(
     name: str, spreads: bool, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_decoder, "kernel_ranks", ThreadKernelRanks)
+    monkeypatch.setattr(load_module, "make_link", ThreadLink)
     family = FAMILIES[name]
     family.save(make_random(family.model(**SIZES)), tmp_path)
 
     def load(folder: Path, settings: ComputeSettings, device: torch.device) -> PackingRunner:
-        settings = settings.model_copy(update={"enable_expert_parallel": spreads})
+        settings = settings.model_copy(update=SPREAD if spreads else {})
         return PackingRunner(SplitExecutor(folder, settings, device))
 
     assert_logits_alike(tmp_path, {}, 1e-3, device, load)

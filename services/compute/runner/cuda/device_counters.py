@@ -27,6 +27,7 @@ class DeviceCounters:
         self._counts = tuple(by_layer.values())
         self._stream = stream
         self._all_LX = torch.stack(self._counts)
+        self._base_LX = torch.zeros_like(self._all_LX)  # of the last reset
         self._host_LX = torch.zeros(
             self._all_LX.shape, dtype=torch.int64, pin_memory=self._all_LX.is_cuda
         )
@@ -39,7 +40,7 @@ class DeviceCounters:
         if self._copied is not None and self._copied.query():
             self._read_LX, self._copied = self._host_LX.numpy().copy(), None
         if self._copied is None:
-            torch.stack(self._counts, out=self._all_LX)
+            torch.stack(self._counts, out=self._all_LX).sub_(self._base_LX)
             self._host_LX.copy_(self._all_LX, non_blocking=True)
             self._copied = self._stream.mark()
         return self._read_LX
@@ -47,6 +48,6 @@ class DeviceCounters:
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def reset(self) -> None:
-        for count_X in self._counts:
-            count_X.zero_()
+        # what is counted stays, as all ranks of a model read the same there
+        torch.stack(self._counts, out=self._base_LX)
         self._read_LX, self._copied = self._read_LX * 0, None  # a copy on its way is of before

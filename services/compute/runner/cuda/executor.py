@@ -25,6 +25,7 @@ from services.compute.kernels.step_buffers import (
 )
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import PagedCache
+from services.compute.runner.cuda.expert_moves import ExpertMoves
 from services.compute.runner.cuda.pooler import Pooled
 from services.compute.runner.cuda.prompt_scorer import Scored
 from services.compute.runner.cuda.staging import Results, Staging
@@ -65,12 +66,14 @@ class CudaExecutor:
         spec: RunnerSpec,
         stream: DeviceStream,
         counters: ExpertCounters | None = None,
+        moves: ExpertMoves | None = None,
     ) -> None:
         self._machine = machine
         self._cache = cache
         self._spec = spec
         self._stream = stream
         self._counters = counters
+        self._moves = moves
         self._copies = stream.beside()
         self._clock = DeviceClock()
         pinned = machine.packed.device.type == "cuda"
@@ -113,6 +116,8 @@ class CudaExecutor:
         if not header[NUM_ROWS]:
             self._machine.apply()
             return ticket
+        if self._moves is not None:
+            self._moves.step()
         only_decodes = header[NUM_DECODE_ROWS] == header[NUM_ROWS]
         self._machine.forward(header[NUM_TOKENS], only_decodes)
         if header[NUM_SCORES]:

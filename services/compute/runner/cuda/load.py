@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -11,6 +12,7 @@ import torch
 from common.errors import ConfigError
 from common.host import cache_folder
 from services.compute.config import ComputeSettings
+from services.compute.distributed.expert_balance import layout_of
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choice_files import (
     SHIPPED,
@@ -21,13 +23,21 @@ from services.compute.kernels.choice_files import (
     read_own,
 )
 from services.compute.kernels.draft_tokens import DraftRule
+from services.compute.layers.expert_link import (
+    ExpertLink,
+    SymmetricLink,
+    expert_pieces,
+    handed_bytes,
+)
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.parts import Attention
-from services.compute.layers.weighted_layers import KernelLinears
+from services.compute.layers.weighted_layers import AnyLinear, KernelLinears
+from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter
 from services.compute.runner.cuda.compiling import compile_ahead
 from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.executor import CudaExecutor
+from services.compute.runner.cuda.expert_moves import ExpertMoves
 from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
@@ -38,6 +48,9 @@ GRAPH_MARGIN_BYTES = 512 << 20
 """For what the rehearsal cannot see: fragmentation, and libraries that take memory later."""
 
 GIB = 1 << 30
+
+make_link: Callable[[int, torch.device, Ranks], ExpertLink] = SymmetricLink
+"""Through which experts are handed on; tests have one of threads."""
 
 LOADING_S = 2.0
 """Loading kernels from disk takes less. Who has to compile some goes on with those of all sizes;
@@ -108,6 +121,7 @@ def _load(
             "which is split over ranks on the CPU only; take 1 on a GPU."
         )
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
+    moves = expert_moves(loader, decoder, stream)
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling, ranks)
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
@@ -119,7 +133,23 @@ def _load(
     spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
     tokens = decoder.expert_tokens
     counters = DeviceCounters(tokens, stream) if tokens else None
-    return CudaExecutor(machine, cache, spec, stream, counters)
+    return CudaExecutor(machine, cache, spec, stream, counters, moves)
+
+
+def expert_moves(
+    loader: ModelLoader, decoder: Decoder[AnyLinear], stream: DeviceStream
+) -> ExpertMoves | None:
+    """What exchanges experts while the model serves, where it is to."""
+    placement, ranks, mixtures = loader.placement, loader.ranks, decoder.mixtures
+    if placement is None or not placement.moves:
+        return None
+    layouts = {
+        layer: layout_of(placement.holders(layer, experts.routing.num_experts), ranks.size)
+        for layer, experts in mixtures.items()
+    }
+    num_bytes = max(handed_bytes(expert_pieces(each, 0)) for each in mixtures.values())
+    link = make_link(num_bytes, loader.device, ranks)
+    return ExpertMoves(mixtures, layouts, ranks.rank, link, stream)
 
 
 def machine_sizes(loader: ModelLoader) -> MachineSizes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -77,6 +77,19 @@ class ThreadRanks:
 
     def close(self) -> None:
         pass
+
+
+class ThreadLink:
+    """An `ExpertLink` of threads."""
+
+    def __init__(self, num_bytes: int, device: torch.device, ranks: ThreadRanks) -> None:
+        self._ranks = ranks
+
+    def hand_on(self, pieces: Sequence[Tensor], source: int, target: int) -> None:
+        handed = self._ranks.exchange([piece.clone() for piece in pieces])[source]
+        if self._ranks.rank == target:
+            for piece, copy in zip(pieces, handed, strict=True):
+                piece.copy_(copy)
 
 
 class RankThreads:

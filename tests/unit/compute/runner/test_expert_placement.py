@@ -39,6 +39,7 @@ def test_counts_of_all_replicas_are_added_up(tmp_path: Path) -> None:
     [
         ({"enable_expert_parallel": False}, "expert_counts says where .* set enable_expert"),
         ({"expert_counts": ""}, "num_redundant_experts: nothing says .* set compute.expert_counts"),
+        ({"num_redundant_experts": 0, "enable_eplb": True}, "set compute.num_redundant_experts"),
         ({"expert_counts": "none.txt"}, "expert_counts: none.txt: No such file"),
         ({"expert_counts": __file__}, "has no slipstream_compute_expert_tokens_total"),
         ({"batch_invariant": True}, "num_redundant_experts: .*batch_invariant .*leave one"),
