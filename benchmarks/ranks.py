@@ -4,7 +4,8 @@
 
 Launches in a graph, microseconds each: the sum over ranks with the norm behind it in one launch
 (one-shot), the sum alone written to all (two-shot), NCCL's, the logits of all ranks side by side,
-and the bests of their parts instead. Every sum is compared with its reference first.
+the bests of their parts instead, and an expert of Qwen3-30B-A3B that goes from rank to rank. All
+results are compared with references first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +34,7 @@ from services.compute.kernels.rank_rows import (
     side_by_side,
 )
 from services.compute.kernels.sample import SampleScratch
+from services.compute.layers.expert_link import SymmetricLink, handed_bytes
 from services.compute.layers.weighted_layers import Norm
 
 NEEDS_GPU = True
@@ -162,6 +166,23 @@ class Bench:
             assert bool((self.scratch.best_id_SC[:rows, rank] == rank + 7).all())
         return graph_us(launch)
 
+    def hand_on(self) -> float:
+        """From rank 0 to rank 1."""
+        device = self.x_TE.device
+        pieces = [
+            torch.full(shape, float(self.rank), dtype=torch.bfloat16, device=device)
+            for shape in ((1536, 2048), (2048, 768))
+        ]
+        ranks: Any = SimpleNamespace(rank=self.rank, size=self.num_ranks)
+        link = SymmetricLink(handed_bytes(pieces), device, ranks)
+
+        def launch(_: int) -> None:
+            link.hand_on(pieces, 0, 1)
+
+        launch(0)
+        assert all(bool((piece == (self.rank if self.rank > 1 else 0)).all()) for piece in pieces)
+        return graph_us(launch)
+
 
 def measure(rank: int, num_ranks: int, width: int, store: str) -> None:
     torch.cuda.set_device(rank)
@@ -184,6 +205,7 @@ def measure(rank: int, num_ranks: int, width: int, store: str) -> None:
     for rows in (1, 64, MAX_SAMPLES):
         say(f"logits of {rows} rows side by side: {bench.gather(rows):.2f}")
         say(f"bests of {rows} rows instead: {bench.bests(rows):.2f}")
+    say(f"an expert of 9.4 MB handed on: {bench.hand_on():.2f}")
     dist.destroy_process_group()
 
 
