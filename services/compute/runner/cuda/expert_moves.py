@@ -1,8 +1,8 @@
 """Copies of experts are exchanged while a model serves: where most tokens go there are most copies.
 
 Every rank counts the same tokens and looks at the counts after the same number of steps, so all
-come to the same decision, and nobody tells another one. A step exchanges one expert of a layer at
-most, in some ten microseconds of the stream: graphs read the weights and the table where they are.
+come to the same decision, and nobody tells another one. One expert of one layer is exchanged at a
+time, by copies between two steps: graphs read the weights and the table where they are.
 
 Shape legend: L layers that have experts, X experts of a layer.
 """
