@@ -261,6 +261,8 @@ class FakeDevice:
 
     def _rows_in_order(self, plan: StepPlan) -> list[int]:
         """The rows, each after those that write what it reads."""
+        if plan.num_rows == 1:
+            return [0]
         reads, writes = [], []
         for row in range(plan.num_rows):
             slot = self.slots[int(plan.row_slot[row])]
@@ -302,9 +304,10 @@ class FakeDevice:
     def _read_group(self, slot: Slot, group: int, length: int) -> int | None:
         first = self.spans[group].first_position(length)
         prefix = 0 if first == 0 else None
+        pages, page_tokens = slot.pages, self.page_tokens  # long texts have millions of these
         for position in range(first, length):
-            page, offset = self._place(slot, group, position)
-            token, stored, owner = self.pages[page][offset]
+            page = self.pages[pages[group, position // page_tokens]]
+            token, stored, owner = page[position % page_tokens]
             if (token, stored, owner) == DAMAGED:
                 return DAMAGED[0]
             assert owner == group, f"position {position} is not of group {group}"
