@@ -6,8 +6,8 @@ dependencies and never imported.
 
 from __future__ import annotations
 
-import base64
 import json
+from binascii import a2b_base64
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import distribution
@@ -41,11 +41,11 @@ def tekken() -> Tokenizer:
     data = json.loads(data_file("tekken_240718.json").read_text())
     num_special = data["config"]["default_num_special_tokens"]
     size = data["config"]["default_vocab_size"] - num_special
-    letter = {byte: character for character, byte in printable_alphabet().items()}
+    letters = {byte: character for character, byte in printable_alphabet().items()}
     tokens = {f"<special_{i}>": i for i in range(num_special)}
     for entry in data["vocab"][:size]:
-        raw = base64.b64decode(entry["token_bytes"])
-        tokens["".join(letter[byte] for byte in raw)] = num_special + entry["rank"]
+        raw = a2b_base64(entry["token_bytes"])
+        tokens[raw.decode("latin-1").translate(letters)] = num_special + entry["rank"]
     tokenizer = Tokenizer(BPE(tokens, []))
     tokenizer.add_special_tokens([f"<special_{i}>" for i in range(num_special)])
     tokenizer.decoder = decoders.ByteLevel()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 
 import pytest
 from tokenizers import Tokenizer
 
-from models.demo.training.conversation import Skill, Turn
+from models.demo.training.conversation import Conversation, Skill, Turn
 from models.demo.training.corpus import (
     SYSTEM,
     conversations,
@@ -42,6 +42,12 @@ NAMES = [skill.NAME for skill in SKILLS]
 
 def bare(text: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+
+@pytest.fixture(scope="module")
+def sample() -> list[Conversation]:
+    """Conversations of the corpus, as many as take some seconds to draw."""
+    return list(islice(conversations(11), 20_000))
 
 
 def drawn(skill: Skill, count: int) -> list[Turn]:
@@ -79,18 +85,22 @@ def test_the_test_set_is_the_same_every_time() -> None:
 
 
 def test_no_wording_is_both_trained_and_held_out_even_with_small_talk_around_it() -> None:
-    surroundings = [(lead, closer) for lead in ("", *LEAD_INS) for closer in ("", *CLOSERS)]
+    assert not any(lead[-1].isalnum() for lead in LEAD_INS)
+    assert not any(closer[0].isalnum() for closer in CLOSERS)  # so words stay apart
+    leads, closers = ([bare(text) for text in ("", *texts)] for texts in (LEAD_INS, CLOSERS))
     for wordings in all_wordings():
         trained = {
-            bare(lead + t + closer) for t in wordings.trained for lead, closer in surroundings
+            " ".join(filter(None, words))
+            for words in product(leads, map(bare, wordings.trained), closers)
         }
         held_out = {bare(template) for template in wordings.held_out}
         assert held_out
         assert not trained & held_out
 
 
-def test_no_held_out_wording_turns_up_in_a_sample_of_the_corpus() -> None:
-    sample = islice(conversations(11), 20_000)
+def test_no_held_out_wording_turns_up_in_a_sample_of_the_corpus(
+    sample: list[Conversation],
+) -> None:
     trained = {bare(turn.user) for conversation in sample for turn in conversation.turns}
     questions = [*held_out_questions().values(), *guided_questions().values()]
     asked = {bare(q.text) for category in questions for q in category}
@@ -98,8 +108,7 @@ def test_no_held_out_wording_turns_up_in_a_sample_of_the_corpus() -> None:
     assert asked.isdisjoint(trained)
 
 
-def test_no_held_out_pair_is_ever_added_up_in_training() -> None:
-    sample = islice(conversations(12), 20_000)
+def test_no_held_out_pair_is_ever_added_up_in_training(sample: list[Conversation]) -> None:
     answers = " ".join(turn.assistant for chat in sample for turn in chat.turns)
     trained = {
         (min(int(a), int(b)), max(int(a), int(b)))
