@@ -14,7 +14,8 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-gpu fuzz chaos reference pictures check fix bench clients constraints clean
+.PHONY: help serve test test-gpu fuzz chaos reference pictures check fix bench clients clients-of-node \
+	constraints clean
 
 help:
 	@echo "make serve      start the server with the demo model, on http://127.0.0.1:8000/v1"
@@ -78,8 +79,10 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Their dependencies contradict the server's and, with some agents', one another's, so they live
-# apart. npm's clients want node.
-clients: .venv-clients/.installed .venv-agents/.installed
+# apart, and `make -j3` installs them at once. npm's clients want node.
+clients: .venv-clients/.installed .venv-agents/.installed clients-of-node
+
+clients-of-node:
 	@if command -v npm >/dev/null; then npm ci --prefix tests/clients/node --silent \
 	  --no-audit --no-fund; else echo "no npm here: its packages are left out"; fi
 
