@@ -86,6 +86,8 @@ def answers(server: Server) -> list[list[int]]:
 class EngineScenarios:
     """The tests."""
 
+    num_newcomers = 32
+
     @pytest.mark.parametrize("in_flight_steps", [0, 1])
     def test_together_and_in_chunks(self, serve: Serve, expected, in_flight_steps: int) -> None:
         server = serve(max_prefill_tokens=13, in_flight_steps=in_flight_steps)
@@ -121,9 +123,10 @@ class EngineScenarios:
     def test_newcomers_that_share_a_prefix_in_one_step_say_what_each_says_alone(
         self, serve: Serve
     ) -> None:
-        """32 of them, of which the first computes the prefix and all others read it."""
+        """The first computes the prefix and all others read it."""
+        others = self.num_newcomers - 1
         prefix = prompt_of(40, 40)
-        prompts = [prefix + prompt_of(number % 9 + 1, number) for number in range(32)]
+        prompts = [prefix + prompt_of(number % 9 + 1, number) for number in range(others + 1)]
         alone = serve(prefix_cache=False)
         for counter, prompt in enumerate(prompts):
             alone.ask(counter, prompt, FEW)
@@ -132,11 +135,11 @@ class EngineScenarios:
         for counter, prompt in enumerate(prompts):
             together.ask(counter, prompt, FEW)
         together.turn()
-        assert together.scheduler.stats().num_running == 32
+        assert together.scheduler.stats().num_running == others + 1
         together.run()
         assert together.tokens == alone.tokens
-        assert list(together.cached.values()).count(32) == 31
-        assert together.engine.stats.num_prefill_tokens == sum(map(len, prompts)) - 31 * 32
+        assert list(together.cached.values()).count(32) == others
+        assert together.engine.stats.num_prefill_tokens == sum(map(len, prompts)) - others * 32
 
     def test_a_newcomer_whose_settings_cannot_be_taken_fails_alone(
         self, serve: Serve, expected

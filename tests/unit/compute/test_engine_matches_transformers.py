@@ -79,6 +79,8 @@ def serve(runner: tuple[str, PackingRunner]) -> Serve:
 
 
 class TestEagerEngine(EngineScenarios):
+    num_newcomers = 10  # one of each length; no kernel here has tiles of rows
+
     @pytest.fixture
     def swap(self, runner: tuple[str, PackingRunner]) -> str:
         """One for each model in turn: pages are copied whatever model wrote them."""
