@@ -11,6 +11,7 @@ import ipaddress
 import math
 import re
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,6 +126,16 @@ def own_host(towards: str) -> str:
     return host
 
 
+def write_list(path: str, inboxes: Iterable[str]) -> None:
+    """Make this the file that lists these inboxes, in one step: it is read at any time; OSError."""
+    text = "".join(f"{inbox}\n" for inbox in inboxes)
+    file = Path(path)
+    if not file.exists() or file.read_text() != text:
+        new = file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(file)
+
+
 class Resolver:
     """Remembers the addresses of names and looks them up again every second, on a running loop."""
 
@@ -160,7 +171,7 @@ class Resolver:
         if now_s - self._asked_s.get(file, -math.inf) >= self._interval_s:
             self._asked_s[file] = now_s
             with contextlib.suppress(OSError, UnicodeDecodeError):
-                lines = Path(file.removeprefix(LIST_SCHEME)).read_text().split()
+                lines = Path(file.removeprefix(LIST_SCHEME)).read_text().splitlines()
                 self._endpoints[file] = tuple(line for line in lines if _is_inbox(line))
         return self._endpoints.get(file, ())
 

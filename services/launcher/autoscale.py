@@ -37,8 +37,6 @@ def count_ranges(text: str) -> dict[str, CountRange]:
         if match is None:
             raise ScaleError(f"{part}: should be SERVICE=N..M, such as tokenizers=1..4")
         service, found = service_named(match[1]), CountRange(int(match[2]), int(match[3]))
-        if service == "router":
-            raise ScaleError("routers cannot be scaled while the server runs")
         for count in found:
             check_count(service, count)
         if found.least > found.most:

@@ -27,6 +27,7 @@ class Child:
     command: tuple[str, ...]
     env: Mapping[str, str]
     fds: tuple[int, ...]
+    prepare: Callable[[], None] = lambda: None  # called before each start
     num_deaths: int = 0  # in a row, each less than a minute after the start
     started_s: float = 0.0
     hung: bool = False  # and was killed for it
@@ -48,6 +49,7 @@ class Child:
 
     def start(self) -> int:
         """Start the process; returns the reading end of its output."""
+        self.prepare()
         read_fd, write_fd = os.pipe()
         try:
             self._process = subprocess.Popen(

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,7 @@ from common.config import (
     inherited_fd,
 )
 from common.errors import EXIT_CONFIG, ConfigError
+from common.link.resolve import write_list
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from common.telemetry.line_writer import STDERR, STDOUT, LineWriter
@@ -31,6 +32,8 @@ from services.launcher.control import CONTROL_SOCKET, serve_control
 from services.launcher.front import Front
 from services.launcher.model import find_model
 from services.launcher.plan import (
+    INBOX,
+    ROUTERS_FILE,
     SETTINGS,
     Cores,
     Counts,
@@ -79,16 +82,20 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             # The user never saw this file.
             terminal.line(name, line.replace(f"{config}: ", ""))
 
+        def tell(names: Sequence[str]) -> None:
+            routers = [name for name in names if name.startswith("router-")]
+            with contextlib.suppress(OSError):  # the disk is full: the next time
+                inboxes = [INBOX.format(run_dir=run_dir, name=name) for name in routers]
+                write_list(os.path.join(run_dir, ROUTERS_FILE), inboxes)
+
         def announce(seconds: float) -> None:
             terminal.clear()
             out.write(banner(front.url, model.served_name[0], seconds, has_api_keys(plan)))
 
         async def supervise() -> int:
-            starter_fd = inherited_fd(env, LAUNCHER_FD_VARIABLE)
             names = _first_names(plan.counts)
-            supervisor = Supervisor(
-                names, family.child, run_dir, plan.grace_s, write, starter_fd=starter_fd
-            )
+            supervisor = Supervisor(names, family.child, run_dir, plan.grace_s, write, tell)
+            supervisor.heed_signals(inherited_fd(env, LAUNCHER_FD_VARIABLE))
             token = str(tables.get("router", {}).get("metrics_token", ""))
             desired = partial(front.desired_replicas, token)
             async with _scalable(Autoscaler(supervisor, plan.autoscale, desired), run_dir):

@@ -27,6 +27,7 @@ from common.config import (
     child_environment,
 )
 from common.errors import ConfigError
+from common.link.resolve import LIST_SCHEME
 from services.compute.config import ComputeSettings
 from services.detokenizer.config import DetokenizerSettings
 from services.launcher.autoscale import CountRange
@@ -44,6 +45,8 @@ SETTINGS: Mapping[str, type[Settings]] = {
     "detokenizer": DetokenizerSettings,
     "ray": RaySettings,
 }
+INBOX = "ipc://{run_dir}/{name}.sock"
+ROUTERS_FILE = "routers"  # in the run directory: the inboxes of all routers, now and later
 DEFAULT_GRACE_S = 30.0
 IDLE_S = 600.0  # until a compute ends of which none need run
 MIN_CPUS = 8  # with fewer, a core is worth more to the other services
@@ -141,10 +144,10 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
     tables["model"] = model.model_dump()
     tables.setdefault("telemetry", {})["log_format"] = log_format
     tables.setdefault("links", {}).update(
-        bind="ipc://{run_dir}/{name}.sock",
+        bind=INBOX,
         advertise="",
         run_dir=run_dir,
-        routers=[f"ipc://{run_dir}/{name}.sock" for name in plan.counts.names("router")],
+        routers=[f"{LIST_SCHEME}{run_dir}/{ROUTERS_FILE}"],
         curve_dir="",  # no other user can enter the folder
     )
     if (num_processes := plan.most_computes * plan.num_ranks) > 1:

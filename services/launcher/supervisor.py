@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -29,8 +29,8 @@ class Supervisor:
     """Supervises the children of one launch, its `Replicas`; made and used on one running loop.
 
     `names` are the first ones, of which `child_of` makes processes, and of others later.
-    `write` is called with a child's name and each line that it prints. EOF on `starter_fd` means
-    that the process that started this launch is gone.
+    `write` is called with a child's name and each line that it prints, `tell` with the names of all
+    that there are, before they start and twice a second.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Supervisor:
         run_dir: str,
         grace_s: float,
         write: Callable[[str, str], None],
-        starter_fd: int | None = None,
+        tell: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> None:
         self._child_of = child_of
         self._children = [child_of(name) for name in names]
         self._run_dir = run_dir
         self._grace_s = grace_s
         self._write = write
-        self._starter_fd = starter_fd
+        self._tell = tell
         self._log = structlog.get_logger()
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()  # a child died or a signal came
@@ -61,29 +61,34 @@ class Supervisor:
         self._watch: asyncio.TimerHandle | None = None
         self._watched_s = self._awake_since_s = time.monotonic()
 
-    async def run(self, front: Front, announce: Callable[[float], None]) -> int:
-        """Run until a signal; returns the launch's exit status.
-
-        `announce` is called with the seconds that the start took, once all services are ready and
-        the API answers. The status is 0 after a drain, 130 if that was cut short, 78 if a service
-        cannot work with its settings, and 1 if a process died several times before the ring was
-        ready.
-        """
+    def heed_signals(self, starter_fd: int | None = None) -> None:
+        """End at a signal, on the main thread's loop; also when the process that started this one
+        is gone, which EOF on `starter_fd` says."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._signalled, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        if self._starter_fd is not None:
-            self._loop.add_reader(self._starter_fd, self._starter_gone, self._starter_fd)
+        if starter_fd is not None:
+            self._loop.add_reader(starter_fd, self._starter_gone, starter_fd)
+
+    async def run(self, front: Front | None, announce: Callable[[float], None]) -> int:
+        """Run until the end is asked for; returns the launch's exit status.
+
+        `announce` is called with the seconds that the start took, once all services are ready and
+        the API answers, if there is one here. The status is 0 after a drain, 130 if that was cut
+        short, 78 if a service cannot work with its settings, and 1 if a process died several times
+        before the ring was ready.
+        """
         began_s = time.monotonic()
+        self._look()
         try:
             for child in self._children:
                 self._start(child)
-            self._look()
             if await self._wait_until_ready(front):
                 announce(time.monotonic() - began_s)
             while not self._ending:
                 await self._wait(None)
-            front.close()
+            if front is not None:
+                front.close()
             await self._drain()
         finally:
             await self._end(self._children, 0.0)
@@ -93,12 +98,19 @@ class Supervisor:
                 lines.read()
         return self._status
 
-    async def _wait_until_ready(self, front: Front) -> bool:
+    def end(self, urgent: bool = False) -> None:
+        """Begin to drain, for as long as the grace time; what is left if `urgent` is killed."""
+        if not self._ending:
+            self._begin_end()
+        self._urgent |= urgent
+        self._changed.set()
+
+    async def _wait_until_ready(self, front: Front | None) -> bool:
         say_s = time.monotonic() + SAY_WAITING_S
         while not self._ending:
             now_s = time.monotonic()
             unready = [c.name for c in self._children if not is_ready(self._run_dir, c.name, now_s)]
-            if not unready and await front.ready():
+            if not unready and (front is None or await front.ready()):
                 self._was_ready = True
                 for child in self._children:
                     child.has_served = True
@@ -115,11 +127,6 @@ class Supervisor:
     async def scale(self, service: str, count: int) -> None:
         """Start more processes, or drain the last ones; one that still ends is started again."""
         check_count(service, count)
-        if service == "router" and count != self.count(service):
-            raise ScaleError(
-                "routers cannot be scaled while the server runs: the workers were told of them at "
-                "their start; start it with --routers"
-            )
         if self._ending or not self._was_ready:
             state = "ending" if self._ending else "still starting"
             raise ScaleError(f"the server is {state}")
@@ -159,7 +166,12 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         self._timers.pop(child.name, None)
-        lines = Lines(child.start(), lambda line: self._write(child.name, line))
+        try:
+            read_fd = child.start()
+        except OSError as error:
+            self._died(child, EXIT_FATAL, f"cannot be started: {error}")
+            return
+        lines = Lines(read_fd, lambda line: self._write(child.name, line))
         self._outputs.add(lines)
         self._loop.add_reader(lines.fd, self._read, lines)
 
@@ -170,6 +182,8 @@ class Supervisor:
 
     def _look(self) -> None:
         """Kill what hangs; it is then started again as everything that dies is."""
+        self._tell([child.name for child in self._children])
+        self._reap()  # where no signal says that one died
         now_s = time.monotonic()
         if now_s - self._watched_s > 2 * WATCH_S:  # this process stood still, the others may have
             self._awake_since_s = now_s
@@ -200,12 +214,12 @@ class Supervisor:
         else:
             self._children.remove(child)
 
-    def _died(self, child: Child, status: int) -> None:
+    def _died(self, child: Child, status: int, how: str = "") -> None:
         now_s = time.monotonic()
         log = self._log.bind(
             lived_s=round(now_s - child.started_s, 1),
             process=child.name,
-            how="killed because it hung" if child.hung else describe_status(status),
+            how=how or ("killed because it hung" if child.hung else describe_status(status)),
         )
         delay_s = child.back_off(now_s)
         if status == EXIT_CONFIG and not self._was_ready:  # later on, the settings have worked
@@ -224,12 +238,10 @@ class Supervisor:
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._ending:
-            self._urgent = True
             self._status = EXIT_SIGNALLED + int(number)
-            self._changed.set()
-            return
-        self._log.info("draining; a second signal ends it at once", signal=number.name)
-        self._begin_end()
+        else:
+            self._log.info("draining; a second signal ends it at once", signal=number.name)
+        self.end(urgent=self._ending)
 
     def _starter_gone(self, fd: int) -> None:
         self._loop.remove_reader(fd)

@@ -18,7 +18,6 @@ from common.beacon import SILENT_S, is_ready, read_beacon
 from common.errors import ConfigError
 from services.launcher.child import Child
 from services.launcher.front import Front
-from services.launcher.replicas import ScaleError
 from services.launcher.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 
@@ -35,6 +34,7 @@ class Launch:
         self.grace_s = grace_s
         self.words = words
         self.lines: list[tuple[str, str]] = []
+        self.told: set[tuple[str, ...]] = set()
         self.children: list[Child] = []
         self.ready_s: list[float] = []
         self.supervisor: Supervisor
@@ -62,7 +62,9 @@ class Launch:
                 str(self.run_dir),
                 self.grace_s,
                 lambda name, line: self.lines.append((name, line)),
+                lambda names: self.told.add(tuple(names)),
             )
+            self.supervisor.heed_signals()
             return await self.supervisor.run(front, announce)
 
         return asyncio.run(supervise())
@@ -227,6 +229,7 @@ def test_more_children_start_and_the_last_ones_end_while_the_others_run(tmp_path
     lives = [launch.history.count(f"tokenizer-{number} started") for number in range(3)]
     assert lives == [1, 2, 1]
     assert launch.history.count("tokenizer-0 ended") == 1
+    assert {NAMES, (*NAMES, "tokenizer-1"), (*NAMES, "tokenizer-1", "tokenizer-2")} <= launch.told
 
 
 def test_a_child_that_is_wanted_again_while_it_ends_is_started_again(tmp_path: Path) -> None:
@@ -250,16 +253,6 @@ def test_the_server_goes_on_without_an_added_child_that_cannot_work(tmp_path: Pa
     assert [line["process"] for line in logs if "goes on without" in line["event"]] == [
         "tokenizer-1"
     ]
-
-
-def test_routers_are_not_scaled_while_the_server_runs(tmp_path: Path) -> None:
-    async def add(launch: Launch) -> None:
-        with pytest.raises(ScaleError, match="routers cannot be scaled"):
-            await launch.supervisor.scale("router", 3)
-
-    launch = Launch(tmp_path)
-    assert launch.run(then(add)) == 0
-    assert launch.task is not None and launch.task.exception() is None
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:

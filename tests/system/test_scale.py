@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.stack import Stack
 from services.cli import main
 from tests.patience import PATIENCE_S
-from tests.system.ring import wait_empty
+from tests.system.ring import num_registered, wait_empty
 
 NUM_CLIENTS = 4
 JSON = {"Content-Type": "application/json"}
@@ -47,9 +47,9 @@ def test_no_request_is_lost_while_services_are_scaled_up_and_down() -> None:
     with Stack(DEMO, "--device", "sim", settings=settings) as stack:
         askers = [Asker(stack.port, ended) for _ in range(NUM_CLIENTS)]
         try:
-            scaled(stack, tokenizer=2, compute=2, detokenizer=2)
+            scaled(stack, router=2, tokenizer=2, compute=2, detokenizer=2)
             added = stack.pids()
-            scaled(stack, tokenizer=1, compute=1, detokenizer=1)
+            scaled(stack, router=1, tokenizer=1, compute=1, detokenizer=1)
         finally:
             ended.set()
             for asker in askers:
@@ -67,10 +67,15 @@ def scaled(stack: Stack, **counts: int) -> None:
     assert main(["scale", *(f"{n}={c}" for n, c in counts.items()), "--run-dir", run_dir]) == 0
 
     def is_so() -> bool:
-        workers = [each["service"] for each in stack.health()["instances"]]
+        if any(len(stack.pids(f"{service}-")) != count for service, count in counts.items()):
+            return False
+        known = [each["service"] for each in stack.health()["instances"]]
+        workers = {service: n for service, n in counts.items() if service != "router"}
+        if any(known.count(service) != count for service, count in workers.items()):
+            return False
         return all(
-            workers.count(service) == len(stack.pids(f"{service}-")) == count
-            for service, count in counts.items()
+            num_registered(stack, f"router-{number}") >= sum(workers.values())
+            for number in range(counts["router"])
         )
 
     stack.wait_until(is_so, PATIENCE_S, f"{counts} processes")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from common.config import SERVICE_TABLES, ModelSettings, Tables
 from common.errors import ConfigError
-from common.link.resolve import LIST_SCHEME, TcpPlace
-from services.launcher.plan import Counts, Plan, tables_of_run
+from common.link.resolve import TcpPlace
+from services.launcher.plan import ROUTERS_FILE, Counts, Plan, tables_of_run
 from services.launcher.preflight import DEVICES, check_ranks
 
 STAGES = ("compute", "tokenizer", "detokenizer")  # what is kept together: compute is the largest
@@ -91,7 +91,7 @@ class Spot:
     @property
     def routers(self) -> str:
         """The file that lists the routers' inboxes, which move when a node dies."""
-        return f"{self.run_dir}/routers"
+        return f"{self.run_dir}/{ROUTERS_FILE}"
 
 
 def tables_of_replica(plan: Plan, model: ModelSettings, spot: Spot, needs: Needs) -> Tables:
@@ -101,7 +101,6 @@ def tables_of_replica(plan: Plan, model: ModelSettings, spot: Spot, needs: Needs
     tables["links"].update(
         bind=spot.inbox,
         local_dir=spot.local_dir,
-        routers=[f"{LIST_SCHEME}{spot.routers}"],
         curve_dir=spot.keys,
         insecure=False,
     )

@@ -235,7 +235,7 @@ class RayReplicas:
             with contextlib.suppress(RayError, TimeoutError):
                 async with asyncio.timeout(within_s + GONE_AFTER_S):
                     if replica.report is not None:  # else Ray may only be about to make it
-                        await replica.actor.end.remote(within_s)
+                        await replica.actor.end.remote(urgent=within_s == 0.0)
             if replica.follower is not None:
                 replica.follower.cancel()
             ray.kill(replica.actor)

@@ -12,7 +12,8 @@ from services.launcher.replicas import ScaleError
 
 
 def test_ranges_are_read_in_both_forms() -> None:
-    assert count_ranges("tokenizers=1..4, compute=0..2") == {
+    assert count_ranges("tokenizers=1..4, compute=0..2,router=2..2") == {
+        "router": CountRange(2, 2),
         "tokenizer": CountRange(1, 4),
         "compute": CountRange(0, 2),
     }
@@ -24,7 +25,6 @@ def test_ranges_are_read_in_both_forms() -> None:
         ("", "should be SERVICE=N..M"),
         ("tokenizers=4", "should be SERVICE=N..M"),
         ("tokenisers=1..4", "there is no service 'tokenisers'; did you mean tokenizer"),
-        ("routers=1..2", "routers cannot be scaled"),
         ("detokenizers=0..2", "detokenizer: from 1 to 256"),
         ("compute=3..2", "the first number is above the second"),
     ],

@@ -15,7 +15,7 @@ from services.launcher.replicas import ScaleError
 
 
 class Counted:
-    """Replicas that are numbers; the router has its number for good."""
+    """Replicas that are numbers; there is no room for more detokenizers."""
 
     def __init__(self) -> None:
         self.counts = {"router": 1, "tokenizer": 1, "compute": 1, "detokenizer": 1}
@@ -24,8 +24,8 @@ class Counted:
         return self.counts[service]
 
     async def scale(self, service: str, count: int) -> None:
-        if service == "router":
-            raise ScaleError("routers cannot be scaled")
+        if service == "detokenizer":
+            raise ScaleError("there is no room for so many")
         self.counts[service] = count
 
 
@@ -48,7 +48,7 @@ def test_counts_are_changed_and_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("counts", "complaint"),
     [
-        ({"router": 2}, "routers cannot be scaled"),
+        ({"detokenizer": 2}, "there is no room for so many"),
         ({"computer": 2}, "there is no service 'computer'; did you mean compute"),
         ({"tokenizer": 0}, "tokenizer: from 1 to 256 are possible, not 0"),
         ({"compute": 257}, "compute: from 0 to 256 are possible, not 257"),

@@ -81,14 +81,11 @@ def test_a_mistake_in_a_shared_table_is_named_before_anything_starts() -> None:
         plan_of(env={"SLIPSTREAM_MODEL__PTAH": "x"})
 
 
-def test_a_run_has_its_own_inboxes_and_knows_all_routers() -> None:
+def test_a_run_has_its_own_inboxes_and_a_list_of_its_routers() -> None:
     plan = plan_of({"links": {"bind": "tcp://0.0.0.0:1"}}, Counts(router=2))
     tables = tables_of_run(plan, ModelSettings(path="/m", served_name=("m",)), "/run/x", "json")
     assert tables["links"]["bind"] == "ipc://{run_dir}/{name}.sock"
-    assert tables["links"]["routers"] == [
-        "ipc:///run/x/router-0.sock",
-        "ipc:///run/x/router-1.sock",
-    ]
+    assert tables["links"]["routers"] == ["file:///run/x/routers"]
     assert tables["model"]["path"] == "/m"
     assert tables["telemetry"]["log_format"] == "json"
     assert "compute" not in tables

@@ -19,6 +19,7 @@ from common.link.resolve import (
     own_host,
     sendable,
     tcp_place,
+    write_list,
 )
 
 
@@ -178,12 +179,14 @@ async def test_what_is_no_endpoint_is_a_mistake_in_the_settings() -> None:
 
 
 async def test_a_file_lists_inboxes_and_is_read_again(tmp_path: Path) -> None:
-    file = tmp_path / "routers"
+    file = tmp_path / "a folder" / "routers"
+    file.parent.mkdir()
+    socket = f"ipc://{file.parent}/a.sock"
     resolver = Resolver(interval_s=0.0)
     assert resolver.endpoints(f"file://{file}") == ()
-    file.write_text("tcp://10.0.0.1:5000\nno inbox\nipc:///run/a.sock\n")
-    assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.1:5000", "ipc:///run/a.sock")
-    file.write_text("tcp://10.0.0.2:5000\n")
+    write_list(str(file), ["tcp://10.0.0.1:5000", "no inbox", socket])
+    assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.1:5000", socket)
+    write_list(str(file), ["tcp://10.0.0.2:5000"])
     assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.2:5000",)
     file.unlink()
     assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.2:5000",)
