@@ -16,9 +16,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from common.beacon import is_ready
+from services.launcher.control import CONTROL_SOCKET, ask_control
 
 ROOT = Path(__file__).resolve().parents[1]
 READY_WITHIN_S = 240.0  # a machine may be busy
@@ -131,6 +135,30 @@ class Stack:
                 if name.startswith(service):
                     found[name] = pid
         return found
+
+    @property
+    def run_dir(self) -> str:
+        """The folder of its run, which each service's command names."""
+        words = command_line(self.pids("router")["router-0"])
+        return os.path.dirname(words[words.index("--config") + 1])
+
+    def scale(self, **counts: int) -> None:
+        """Have so many processes of these services, and wait until just those take requests."""
+        run_dir = self.run_dir
+        ask_control(os.path.join(run_dir, CONTROL_SOCKET), counts)
+
+        def is_so() -> bool:
+            known = Counter(each["service"] for each in self.health()["instances"])
+            for service, count in counts.items():
+                names = [*self.pids(f"{service}-")]
+                now_s = time.monotonic()
+                if len(names) != count or known.get(service, count) != count:  # no router is known
+                    return False
+                if not all(is_ready(run_dir, name, now_s) for name in names):
+                    return False
+            return True
+
+        self.wait_until(is_so, READY_WITHIN_S, f"scaled to {counts}")
 
     def processes(self) -> dict[str, int]:
         """Return all that live now: the launcher, the services, and under those their children.

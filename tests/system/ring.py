@@ -82,8 +82,3 @@ def answers(stack: Stack) -> bool:
         return ask(stack)[0] == 200
     except (OSError, http.client.HTTPException):
         return False
-
-
-def num_registered(stack: Stack, router: str) -> int:
-    """Count the workers that a router has taken, over all of its lives."""
-    return sum(line["instance"] == router for line in stack.logged("worker registered"))

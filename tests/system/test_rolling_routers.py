@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.stack import Stack
 from tests.patience import PATIENCE_S
-from tests.system.ring import num_registered, wait_empty
+from tests.system.ring import wait_empty
 
 NUM_CLIENTS = 6
 SLOW_STEP = {"compute.sim_step_base_s": 0.005}
@@ -96,3 +96,8 @@ def test_no_request_fails_while_routers_are_replaced(sim_folder: Path, num_route
         assert sum(client.num_closed for client in clients[::2]) > 0
         wait_empty(stack)
         assert stack.stop() == 0
+
+
+def num_registered(stack: Stack, router: str) -> int:
+    """Count the workers that a router has taken, over all of its lives."""
+    return sum(line["instance"] == router for line in stack.logged("worker registered"))

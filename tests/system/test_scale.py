@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import threading
 from pathlib import Path
 
 from benchmarks.stack import Stack
 from services.cli import main
 from tests.patience import PATIENCE_S
-from tests.system.ring import num_registered, wait_empty
+from tests.system.ring import wait_empty
 
 NUM_CLIENTS = 4
 JSON = {"Content-Type": "application/json"}
@@ -47,9 +46,10 @@ def test_no_request_is_lost_while_services_are_scaled_up_and_down() -> None:
     with Stack(DEMO, "--device", "sim", settings=settings) as stack:
         askers = [Asker(stack.port, ended) for _ in range(NUM_CLIENTS)]
         try:
-            scaled(stack, router=2, tokenizer=2, compute=2, detokenizer=2)
+            assert main(["scale", "routers=2", "--run-dir", stack.run_dir]) == 0
+            stack.scale(router=2, tokenizer=2, compute=2, detokenizer=2)
             added = stack.pids()
-            scaled(stack, router=1, tokenizer=1, compute=1, detokenizer=1)
+            stack.scale(router=1, tokenizer=1, compute=1, detokenizer=1)
         finally:
             ended.set()
             for asker in askers:
@@ -59,29 +59,3 @@ def test_no_request_is_lost_while_services_are_scaled_up_and_down() -> None:
         (answer,) = set().union(*(asker.answers for asker in askers))
         assert answer[0] == 200, answer
         wait_empty(stack)
-
-
-def scaled(stack: Stack, **counts: int) -> None:
-    """Have the counts of a server changed, and wait until just so many take requests."""
-    run_dir = run_dir_of(stack)
-    assert main(["scale", *(f"{n}={c}" for n, c in counts.items()), "--run-dir", run_dir]) == 0
-
-    def is_so() -> bool:
-        if any(len(stack.pids(f"{service}-")) != count for service, count in counts.items()):
-            return False
-        known = [each["service"] for each in stack.health()["instances"]]
-        workers = {service: n for service, n in counts.items() if service != "router"}
-        if any(known.count(service) != count for service, count in workers.items()):
-            return False
-        return all(
-            num_registered(stack, f"router-{number}") >= sum(workers.values())
-            for number in range(counts["router"])
-        )
-
-    stack.wait_until(is_so, PATIENCE_S, f"{counts} processes")
-
-
-def run_dir_of(stack: Stack) -> str:
-    """Find the folder of a server's run in the command of one of its services."""
-    words = Path(f"/proc/{stack.pids()['router-0']}/cmdline").read_text().split("\0")
-    return os.path.dirname(words[words.index("--config") + 1])
