@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import socket
+from urllib.parse import urlsplit
 
 from common.errors import ConfigError
 
@@ -46,35 +47,38 @@ class Front:
     async def ready(self) -> bool:
         """Whether a router behind it answers /ready with 200."""
         try:
-            await self._get("/ready")
+            await get(self.url, "/ready")
         except (OSError, ValueError):
             return False
         return True
 
-    async def desired_replicas(self, metrics_token: str = "") -> dict[str, int]:
-        """Ask a router how many replicas each service should have; OSError, ValueError."""
-        counts = json.loads(await self._get("/scaling", metrics_token)).get("desired_replicas")
-        return {str(service): int(count) for service, count in counts.items()}
-
-    async def _get(self, path: str, token: str = "") -> bytes:
-        """Return the body of an answer with status 200; a timeout is an OSError."""
-        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        head += f"Authorization: Bearer {token}\r\n" if token else ""
-        async with asyncio.timeout(PROBE_S):
-            reader, writer = await asyncio.open_connection(self.host, self.port)
-            try:
-                writer.write(f"{head}\r\n".encode("ascii"))
-                answered, _, body = (await reader.read()).partition(b"\r\n\r\n")
-            finally:
-                writer.close()
-        status = answered.partition(b"\r\n")[0].split()[1:2]
-        if status != [b"200"]:
-            raise ValueError(f"{path} is answered with {status}")
-        return body
-
     def close(self) -> None:
         """Leave the socket to the routers, so that it closes when they end."""
         self._socket.close()
+
+
+async def desired_replicas(url: str, metrics_token: str = "") -> dict[str, int]:
+    """Ask a router how many replicas each service should have; OSError, ValueError."""
+    counts = json.loads(await get(url, "/scaling", metrics_token)).get("desired_replicas")
+    return {str(service): int(count) for service, count in counts.items()}
+
+
+async def get(url: str, path: str, token: str = "") -> bytes:
+    """Return the body of a router's answer with status 200; a timeout is an OSError."""
+    place = urlsplit(url)
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += f"Authorization: Bearer {token}\r\n" if token else ""
+    async with asyncio.timeout(PROBE_S):
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        try:
+            writer.write(f"{head}\r\n".encode("ascii"))
+            answered, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        finally:
+            writer.close()
+    status = answered.partition(b"\r\n")[0].split()[1:2]
+    if status != [b"200"]:
+        raise ValueError(f"{path} is answered with {status}")
+    return body
 
 
 def _why(error: OSError, host: str, port: int) -> str:

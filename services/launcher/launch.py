@@ -29,7 +29,7 @@ from common.telemetry.line_writer import STDERR, STDOUT, LineWriter
 from services.launcher.autoscale import Autoscaler
 from services.launcher.child import Child, service_command
 from services.launcher.control import CONTROL_SOCKET, serve_control
-from services.launcher.front import Front
+from services.launcher.front import Front, desired_replicas
 from services.launcher.model import find_model
 from services.launcher.plan import (
     INBOX,
@@ -97,8 +97,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             supervisor = Supervisor(names, family.child, run_dir, plan.grace_s, write, tell)
             supervisor.heed_signals(inherited_fd(env, LAUNCHER_FD_VARIABLE))
             token = str(tables.get("router", {}).get("metrics_token", ""))
-            desired = partial(front.desired_replicas, token)
-            async with _scalable(Autoscaler(supervisor, plan.autoscale, desired), run_dir):
+            desired = partial(desired_replicas, front.url, token)
+            async with scalable(Autoscaler(supervisor, plan.autoscale, desired), run_dir):
                 return await supervisor.run(front, announce)
 
         status = asyncio.run(supervise())
@@ -109,7 +109,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _scalable(scaler: Autoscaler, run_dir: str) -> AsyncIterator[None]:
+async def scalable(scaler: Autoscaler, run_dir: str) -> AsyncIterator[None]:
     """Let counts change by themselves and by commands."""
     async with serve_control(os.path.join(run_dir, CONTROL_SOCKET), scaler):
         task = asyncio.get_running_loop().create_task(scaler.run())

@@ -154,18 +154,20 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
         threads = max(1, (len(available_cpus()) - 1) // num_processes)
         tables.setdefault("compute", {}).setdefault("max_threads", threads)
     if plan.autoscale:
-        _let_it_scale(plan, tables.setdefault("router", {}))
+        tables["router"] = scaled_router(plan)
     return tables
 
 
-def _let_it_scale(plan: Plan, router: dict[str, Any]) -> None:
+def scaled_router(plan: Plan) -> dict[str, Any]:
     """Add what the launcher needs to ask the routers, and what compute needs to end at all."""
+    router = dict(plan.tables.get("router", {}))
     has_keys = router.get("api_keys_file") or plan.value("router", "api_keys").strip("[]()")
     if has_keys and not router.get("metrics_token"):
         router["metrics_token"] = secrets.token_urlsafe()
     computes = plan.autoscale.get("compute")
     if computes is not None and computes.least == 0:
         router.setdefault("scaling_idle_s", IDLE_S)
+    return router
 
 
 def environment_of(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-import os
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +19,11 @@ import structlog
 from common.config import DEMO_MODEL, ModelSettings, resolved_model
 from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED, ConfigError
 from common.run_dir import private_run_dir
-from services.launcher.control import CONTROL_SOCKET, serve_control
-from services.launcher.launch import banner, has_api_keys, opened_console, port_of
+from services.launcher.autoscale import Autoscaler
+from services.launcher.front import desired_replicas
+from services.launcher.launch import banner, has_api_keys, opened_console, port_of, scalable
 from services.launcher.on_ray.places import Needs, needs_of
-from services.launcher.plan import Plan
+from services.launcher.plan import Plan, scaled_router
 from services.launcher.supervisor import SAY_WAITING_S
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def launch_on_ray(plan: Plan) -> int:
     """Serve until a signal; returns the exit status. Raises ConfigError."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("--on ray: Ray is not installed here; pip install 'slipstream[ray]'")
-    if plan.autoscale:
-        raise ConfigError("--autoscale is for one host; on Ray, `slipstream scale` changes counts")
+    if plan.autoscale:  # now, since all routers are to have the same token
+        plan = replace(plan, tables={**plan.tables, "router": scaled_router(plan)})
     port_of(plan)  # or the complaint about it
     check_address(plan.ray.address)
     import ray
@@ -116,8 +116,15 @@ class RayLaunch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled, number)
         replicas = RayReplicas(self._plan, needs, launch_id, self._failed)
+
+        async def desired() -> Mapping[str, int]:
+            if not (self._was_ready and replicas.urls):
+                raise ValueError("no router runs")
+            token = self._plan.value("router", "metrics_token")
+            return await desired_replicas(replicas.urls[0], token)
+
         with private_run_dir() as run_dir:
-            async with serve_control(os.path.join(run_dir, CONTROL_SOCKET), replicas):
+            async with scalable(Autoscaler(replicas, self._plan.autoscale, desired), run_dir):
                 replicas.start()
                 await self._watch(replicas)
         if not self._was_ready:

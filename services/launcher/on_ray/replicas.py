@@ -126,6 +126,8 @@ class RayReplicas:
     async def scale(self, service: str, count: int) -> None:
         """Ask Ray for what lacks, and begin to drain what is too much."""
         staying = self._staying(service)
+        if count != len(staying):
+            self._log.info("scaled", service=service, before=len(staying), now=count)
         free = (name for i in itertools.count() if (name := f"{service}-{i}") not in self._replicas)
         for name in list(itertools.islice(free, max(0, count - len(staying)))):
             self._add(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from services.launcher.plan import (
     environment_of,
     gpus_in,
     make_plan,
+    scaled_router,
     tables_of_run,
     toml_text,
 )
@@ -107,6 +109,8 @@ def test_a_server_that_scales_itself_is_planned_for_the_most_it_may_become() -> 
     assert tables["compute"]["max_threads"] == 1
     assert len(tables["router"]["metrics_token"]) > 30  # with which the launcher asks
     assert tables["router"]["scaling_idle_s"] > 0
+    placed = replace(plan, tables={**plan.tables, "router": scaled_router(plan)})
+    assert scaled_router(placed) == placed.tables["router"]  # on Ray: the token of all routers
     open_to_all = make_plan(None, {}, {}, Counts(), {"tokenizer": CountRange(1, 4)})
     assert tables_of_run(open_to_all, ModelSettings(), "/r", "json")["router"] == {}
     with pytest.raises(ConfigError, match=r"--tokenizers 5 is above --autoscale tokenizers=2\.\.4"):
