@@ -22,14 +22,13 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import ray
 from deployment import CheckFailed
 from ray.cluster_utils import Cluster
+from streams import Load
 
 NODES = 3
 CPUS = 3
@@ -40,86 +39,29 @@ STEPS = (  # of `slipstream scale`
 )
 READY_WITHIN_S = 180.0
 STEP_S = 3.0
+STEP_BASE_S = 0.05  # of `sim`
 MEMORY = 80 << 20  # of a node's object store
 READY = re.compile(r"at (http://\S+)/v1 \(ready after ([0-9.]+) s\)")
-
-
-@dataclass(slots=True)
-class Load:
-    """Streams that begin anew as soon as they end; what fails is kept."""
-
-    urls: list[str]
-    max_tokens: int
-    done: int = 0
-    tokens: int = 0
-    longest_gap_s: float = 0.0
-    errors: list[str] = field(default_factory=list)
-    stopping: bool = False
-
-    async def run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            await asyncio.gather(*(self._stream(session, number) for number in range(STREAMS)))
-
-    async def _stream(self, session: aiohttp.ClientSession, number: int) -> None:
-        while not self.stopping:
-            number += 1
-            url = self.urls[number % len(self.urls)]
-            try:
-                await self._request(session, url)
-            except aiohttp.ClientConnectorError:
-                continue  # nobody listens there (any more): as a balancer, try the next one
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                self.errors.append(f"{url}: {type(error).__name__}: {error}")
-                await asyncio.sleep(0.2)
-
-    async def _request(self, session: aiohttp.ClientSession, url: str) -> None:
-        body = {
-            "model": "demo",
-            "messages": [{"role": "user", "content": "Tell me a story."}],
-            "max_tokens": self.max_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        last_s, ended, usage = time.monotonic(), False, ""
-        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
-            if response.status != 200:
-                raise ValueError(f"status {response.status}: {(await response.text())[:200]}")
-            async for line in response.content:
-                now_s = time.monotonic()
-                self.longest_gap_s, last_s = max(self.longest_gap_s, now_s - last_s), now_s
-                if line.startswith(b'data: {"error"'):
-                    raise ValueError(line.decode()[:300])
-                usage = line.decode() if b'"usage":{' in line else usage
-                ended |= line.startswith(b"data: [DONE]")
-        if not ended or f'"completion_tokens":{self.max_tokens}' not in usage:
-            raise ValueError(f"a stream ended early: {usage[:300]}")
-        self.done += 1
-        self.tokens += self.max_tokens
 
 
 class Slipstream:
     """`slipstream serve --on ray` as a user would start it, with its output in files."""
 
-    def __init__(self, address: str, folder: Path, options: argparse.Namespace) -> None:
+    def __init__(self, address: str, folder: Path, *options: str, **settings: object) -> None:
+        """`settings` are named as their variables are, without their beginning."""
         self._folder = folder
         self.port = port_of_two()
         self._scale = [sys.executable, "-m", "services.cli", "scale"]
         command = [sys.executable, "-m", "services.cli", "serve", "--on", "ray"]
-        command += ["--address", address, "--device", options.device, "--port", str(self.port)]
+        command += ["--address", address, "--port", str(self.port), *options]
         self.targets = folder / "targets.json"
         env = {
             **os.environ,
             "SLIPSTREAM_RAY__METRICS_TARGETS": str(self.targets),
-            "SLIPSTREAM_RAY__COMPUTE_CPUS": "1",
-            "SLIPSTREAM_COMPUTE__SIM_STEP_BASE_S": "0.05",
+            **{f"SLIPSTREAM_{name}": str(value) for name, value in settings.items()},
         }
         with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
-            self.process = subprocess.Popen(
-                [*command, "--computes", "2"], stdout=out, stderr=err, env=env
-            )
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=env)
 
     def wait_ready(self) -> tuple[str, float]:
         deadline_s = time.monotonic() + READY_WITHIN_S
@@ -290,7 +232,8 @@ async def check(options: argparse.Namespace, cluster: Cluster, slipstream: Slips
     began_s = time.monotonic()
     secrets = await asyncio.to_thread(secrets_of, descendants(os.getpid()))
     say("keys", began_s, await asyncio.to_thread(no_key_in_logs, cluster, slipstream, secrets))
-    load = Load([url, f"http://127.0.0.1:{slipstream.port + 1}"], options.max_tokens)
+    urls = [url, f"http://127.0.0.1:{slipstream.port + 1}"]
+    load = Load(urls, options.max_tokens, options.streams)
     running = asyncio.create_task(load.run())
     try:
         for step in ("warm-up", *STEPS, "kill a node", "cool-down"):
@@ -325,7 +268,9 @@ async def check(options: argparse.Namespace, cluster: Cluster, slipstream: Slips
     say("end", began_s, f"status {status}; targets were {targets}")
     if load.errors or status:
         raise CheckFailed(f"status {status}, {len(load.errors)} failed: {load.errors[:5]}")
-    print(f"{load.done} streams of {options.max_tokens} tokens, {STREAMS} at once; none failed")
+    print(
+        f"{load.done} streams of {load.max_tokens} tokens, {load.num_streams} at once; none failed"
+    )
 
 
 def wait_for_counts(slipstream: Slipstream, step: str) -> None:
@@ -343,6 +288,7 @@ def wait_for_counts(slipstream: Slipstream, step: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="sim", help="sim, or cpu for the demo model")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="at once")
     parser.add_argument("--max-tokens", type=int, default=200, help="of each stream")
     parser.add_argument("--keep", metavar="DIR", help="where to leave the launcher's output")
     options = parser.parse_args()
@@ -353,7 +299,9 @@ def main() -> int:
         print(f"Ray {ray.__version__}, {NODES} nodes at {cluster.address}", flush=True)
         ray.init(address=cluster.address, logging_level="error", log_to_driver=False)
         stack.callback(ray.shutdown)
-        slipstream = Slipstream(cluster.address, folder, options)
+        more = ("--device", options.device, "--computes", "2")
+        times = {"RAY__COMPUTE_CPUS": 1, "COMPUTE__SIM_STEP_BASE_S": STEP_BASE_S}
+        slipstream = Slipstream(cluster.address, folder, *more, **times)
         stack.callback(slipstream.process.kill)
         try:
             asyncio.run(check(options, cluster, slipstream))
