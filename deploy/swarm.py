@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,11 @@ class Engine:
         label = f"label=com.docker.swarm.service.name={service}"
         return self("ps", "--quiet", "--filter", label).split()
 
+    def tasks(self, service: str) -> list[str]:
+        """The ids of their tasks."""
+        label = ("--filter", f"label=com.docker.swarm.service.name={service}")
+        return self("ps", *label, "--format", '{{.Label "com.docker.swarm.task.id"}}').split()
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -79,11 +84,12 @@ class Stack:
             wait_until(gone, "its containers have ended", 120)
         wait_until(partial(_is_empty, self.manager, "network", "ls", *named), "no networks", 60)
 
-    def replicas(self) -> dict[str, str]:
-        """What runs of each service and what should: `2/2`."""
-        lines = self.manager("stack", "services", "--format", "{{.Name}} {{.Replicas}}", self.name)
-        pairs = [line.split()[:2] for line in lines.splitlines()]
-        return {name.removeprefix(f"{self.name}_"): replicas for name, replicas in pairs}
+    def num_running(self, service: str, engines: Iterable[Engine]) -> int:
+        """How many containers of a service run at these engines, and are to."""
+        of_service = ("--filter", "desired-state=running", f"{self.name}_{service}")
+        tasks = self.manager("service", "ps", "--quiet", "--no-trunc", *of_service).split()
+        running = {task for each in engines for task in each.tasks(f"{self.name}_{service}")}
+        return len(running) if running <= {*tasks} and len(tasks) == len(running) else -1
 
     def update_state(self, service: str) -> str:
         """`updating`, `completed`, `rollback_completed` and so on; empty before the first one."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from common.beacon import beacon_path, is_ready
-from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED
+from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED, ConfigError
 from services.launcher.child import Child, Lines, describe_status
 from services.launcher.front import Front
 from services.launcher.replicas import MAX_PROCESSES, ScaleError, check_count
@@ -168,7 +168,7 @@ class Supervisor:
         self._timers.pop(child.name, None)
         try:
             read_fd = child.start()
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             self._died(child, EXIT_FATAL, f"cannot be started: {error}")
             return
         lines = Lines(read_fd, lambda line: self._write(child.name, line))
