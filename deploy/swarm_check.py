@@ -144,7 +144,7 @@ class SwarmCheck:
             if max(numbers) > 1:
                 raise CheckFailed(f"{service} is not spread: {numbers}")
         self._go_on()
-        return "drained, activated, and services spread again by `update --force`"
+        return "drained, activated, and services spread again, each one stopped first"
 
     def lose_a_node(self) -> str:
         """Cut the second engine off: what ran there is started on the first one."""

@@ -11,7 +11,6 @@ import ipaddress
 import math
 import re
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,16 +123,6 @@ def own_host(towards: str) -> str:
             "advertise"
         )
     return host
-
-
-def write_list(path: str, inboxes: Iterable[str]) -> None:
-    """Make this the file that lists these inboxes, in one step: it is read at any time; OSError."""
-    text = "".join(f"{inbox}\n" for inbox in inboxes)
-    file = Path(path)
-    if not file.exists() or file.read_text() != text:
-        new = file.with_suffix(".new")
-        new.write_text(text)
-        new.replace(file)
 
 
 class Resolver:

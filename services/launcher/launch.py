@@ -9,9 +9,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -22,7 +23,6 @@ from common.config import (
     inherited_fd,
 )
 from common.errors import EXIT_CONFIG, ConfigError
-from common.link.resolve import write_list
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from common.telemetry.line_writer import STDERR, STDOUT, LineWriter
@@ -186,6 +186,16 @@ def write_settings(path: str, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_list(path: str, inboxes: Iterable[str]) -> None:
+    """Make this the file that lists these inboxes, in one step: it is read at any time; OSError."""
+    text = "".join(f"{inbox}\n" for inbox in inboxes)
+    file = Path(path)
+    if not file.exists() or file.read_text() != text:
+        new = file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(file)
 
 
 @contextlib.contextmanager

@@ -20,13 +20,13 @@ from common.beacon import is_ready
 from common.config import LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE
 from common.errors import EXIT_CONFIG, EXIT_FATAL, ConfigError, ModelError
 from common.link.curve import create_keys
-from common.link.resolve import is_any, write_list
+from common.link.resolve import is_any
 from common.run_dir import private_run_dir, remove_abandoned, shared_run_dir
 from common.telemetry import log
 from common.telemetry.log import STATUS
 from services.launcher.child import Child, describe_status, service_command
 from services.launcher.front import Front
-from services.launcher.launch import write_settings
+from services.launcher.launch import write_list, write_settings
 from services.launcher.model import find_model
 from services.launcher.on_ray.places import Needs, Spot, tables_of_replica
 from services.launcher.plan import Counts, Plan, environment_of, toml_text

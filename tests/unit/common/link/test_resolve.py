@@ -19,7 +19,6 @@ from common.link.resolve import (
     own_host,
     sendable,
     tcp_place,
-    write_list,
 )
 
 
@@ -184,9 +183,9 @@ async def test_a_file_lists_inboxes_and_is_read_again(tmp_path: Path) -> None:
     socket = f"ipc://{file.parent}/a.sock"
     resolver = Resolver(interval_s=0.0)
     assert resolver.endpoints(f"file://{file}") == ()
-    write_list(str(file), ["tcp://10.0.0.1:5000", "no inbox", socket])
+    file.write_text(f"tcp://10.0.0.1:5000\nno inbox\n{socket}\n")
     assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.1:5000", socket)
-    write_list(str(file), ["tcp://10.0.0.2:5000"])
+    file.write_text("tcp://10.0.0.2:5000\n")
     assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.2:5000",)
     file.unlink()
     assert resolver.endpoints(f"file://{file}") == ("tcp://10.0.0.2:5000",)
