@@ -57,6 +57,7 @@ class Slipstream:
         self.targets = folder / "targets.json"
         env = {
             **os.environ,
+            "XDG_RUNTIME_DIR": str(folder),  # other servers may run here
             "SLIPSTREAM_RAY__METRICS_TARGETS": str(self.targets),
             **{f"SLIPSTREAM_{name}": str(value) for name, value in settings.items()},
         }
@@ -72,7 +73,9 @@ class Slipstream:
         raise CheckFailed(f"it did not start: {(self._folder / 'err').read_text()[-4000:]}")
 
     def scale(self, *counts: str) -> str:
-        ran = subprocess.run([*self._scale, *counts], capture_output=True, text=True, timeout=120)
+        (socket,) = self._folder.glob("*/control.sock")
+        command = [*self._scale, *counts, "--run-dir", str(socket.parent)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if ran.returncode:
             raise CheckFailed(f"scale {counts}: {ran.stderr}")
         return ran.stdout.strip().replace("\n", ", ")
