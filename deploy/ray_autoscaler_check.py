@@ -20,10 +20,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ray
 from deployment import CheckFailed, free_port
-from ray.cluster_utils import AutoscalingCluster
 from ray_check import MEMORY, Slipstream, descendants
 from streams import Load
 
@@ -38,26 +38,60 @@ SETTINGS = {
     "ROUTER__SCALING_DOWN_AFTER_S": 20,
 }
 WITHIN_S = 300.0
+CONFIG: dict[str, Any] = {
+    "cluster_name": "slipstream",
+    "max_workers": MOST_COMPUTES,
+    "provider": {
+        "type": "fake_multinode",
+        "use_node_id_as_ip": True,
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    },
+    "available_node_types": {
+        "ray.head.default": {"resources": {"CPU": HEAD_CPUS}, "node_config": {}, "max_workers": 0},
+        "worker": {
+            "resources": {"CPU": CPUS, "object_store_memory": MEMORY},
+            "node_config": {},
+            "max_workers": MOST_COMPUTES,
+        },
+    },
+    "head_node_type": "ray.head.default",
+    "idle_timeout_minutes": IDLE_MINUTES,
+    "upscaling_speed": 1.0,
+    "auth": {},
+    "docker": {},
+    "file_mounts": {},
+    "cluster_synced_files": [],
+    "initialization_commands": [],
+    "setup_commands": [],
+    "head_setup_commands": [],
+    "worker_setup_commands": [],
+    "head_start_ray_commands": [],
+    "worker_start_ray_commands": [],
+}
 
 
 @contextlib.contextmanager
 def autoscaled_cluster() -> Iterator[str]:
     """A head with its autoscaler; its address. Ends what it started, and no other Ray here."""
-    head = {"CPU": HEAD_CPUS, "object_store_memory": MEMORY}
-    worker = {"CPU": CPUS, "object_store_memory": MEMORY}
-    types = {"worker": {"resources": worker, "node_config": {}, "max_workers": MOST_COMPUTES}}
-    cluster = AutoscalingCluster(head, types, idle_timeout_minutes=IDLE_MINUTES)
-    port = free_port()
+    address = f"{ray.util.get_node_ip_address()}:{free_port()}"
+    provider = {**CONFIG["provider"], "gcs_address": address}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
-        json.dump(cluster._config, config)  # JSON is YAML
+        json.dump({**CONFIG, "provider": provider}, config)  # JSON is YAML
         config.flush()
-        command = ["ray", "start", "--head", "--block", f"--port={port}", f"--num-cpus={HEAD_CPUS}"]
+        command = [
+            "ray",
+            "start",
+            "--head",
+            "--block",
+            f"--port={address.rpartition(':')[2]}",
+            f"--num-cpus={HEAD_CPUS}",
+        ]
         command += [f"--object-store-memory={MEMORY}", "--include-dashboard=false"]
         command += [f"--autoscaling-config={config.name}"]
         env = {**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
         head_node = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
         try:
-            address = f"127.0.0.1:{port}"
             ask = ["ray", "status", "--address", address]
             deadline_s = time.monotonic() + WITHIN_S
             while subprocess.run(ask, capture_output=True).returncode:
