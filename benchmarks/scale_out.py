@@ -30,7 +30,7 @@ from services.bench.client import Clients, LoadResult, OfferedLoad, ServerAddres
 
 SERVICES = ("router", "tokenizer", "compute", "detokenizer")
 STREAMS_PER_REPLICA = 128
-TOKENS = 1000  # of a stream
+TOKENS = 2000  # of a stream
 CHATS_PER_REPLICA = 32  # at once
 DEVICE_STEP_S, DEVICE_ROWS = 0.04, 16  # 400 tokens a second of a compute
 DEVICE_TOKENS = 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -41,7 +42,7 @@ def launch_on_ray(plan: Plan) -> int:
     if plan.autoscale:  # now, since all routers are to have the same token
         plan = replace(plan, tables={**plan.tables, "router": scaled_router(plan)})
     port_of(plan)  # or the complaint about it
-    check_address(plan.ray.address)
+    check_address(plan.ray.address or os.environ.get("RAY_ADDRESS") or last_address(os.environ))
     import ray
 
     with opened_console(plan) as console:
@@ -72,8 +73,14 @@ def launch_on_ray(plan: Plan) -> int:
         return status
 
 
+def last_address(env: Mapping[str, str]) -> str:
+    """Return where Ray would look for a cluster of this host: where the last one was."""
+    noted = Path(env.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    return noted.read_text().strip() if noted.exists() else ""
+
+
 def check_address(address: str) -> None:
-    """Raise ConfigError if nothing answers where a cluster should be: Ray would ask for minutes."""
+    """Raise ConfigError if nothing answers where a cluster should be: Ray would ask for ever."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not port.isdigit():  # Ray knows other names, such as `auto`
         return
@@ -81,8 +88,9 @@ def check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"--address {address}: nothing answers there ({error}); `ray status` on a node of the "
-            "cluster says whether it runs, and `ray start --head` starts one"
+            f"--on ray: nothing answers at {address} ({error}); `ray status` on a node of the "
+            "cluster says whether it runs, `ray start --head` starts one, and --address local one "
+            "that ends with this command"
         ) from error
 
 

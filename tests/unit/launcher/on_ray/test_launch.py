@@ -9,7 +9,12 @@ import pytest
 
 from common.config import DEMO_MODEL, ModelSettings
 from common.errors import ConfigError
-from services.launcher.on_ray.launch import check_address, launch_on_ray, model_for_nodes
+from services.launcher.on_ray.launch import (
+    check_address,
+    last_address,
+    launch_on_ray,
+    model_for_nodes,
+)
 from services.launcher.plan import Counts, make_plan
 
 
@@ -21,8 +26,15 @@ def test_without_ray_one_sentence_says_how_to_get_it() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
 def test_where_no_cluster_answers_one_sentence_says_so(address: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--address {address}: nothing answers there"):
+    with pytest.raises(ConfigError, match=rf"nothing answers at {address} "):
         check_address(address)
+
+
+def test_ray_would_look_where_its_last_cluster_was(tmp_path: Path) -> None:
+    assert last_address({"RAY_TMPDIR": str(tmp_path)}) == ""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert last_address({"RAY_TMPDIR": str(tmp_path)}) == "10.0.0.1:6379"
 
 
 def test_names_that_only_ray_knows_are_left_to_it() -> None:
