@@ -201,7 +201,7 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 
     try:
         plan = make_plan(options.config, env, *tables_of(options), options.autoscale)
-        return launch_on_ray(plan) if options.on == "ray" else launch(plan, env)
+        return launch_on_ray(plan, env) if options.on == "ray" else launch(plan, env)
     except (ConfigError, ModelError) as error:
         sys.stderr.write(f"slipstream serve: {error}\n")
         return 2

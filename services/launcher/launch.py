@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,9 +84,9 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 
         def tell(names: Sequence[str]) -> None:
             routers = [name for name in names if name.startswith("router-")]
+            inboxes = [INBOX.format(run_dir=run_dir, name=name) for name in routers]
             with contextlib.suppress(OSError):  # the disk is full: the next time
-                inboxes = [INBOX.format(run_dir=run_dir, name=name) for name in routers]
-                write_list(os.path.join(run_dir, ROUTERS_FILE), inboxes)
+                write_anew(os.path.join(run_dir, ROUTERS_FILE), "\n".join(inboxes))
 
         def announce(seconds: float) -> None:
             terminal.clear()
@@ -188,12 +188,10 @@ def write_settings(path: str, text: str) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
-def write_list(path: str, inboxes: Iterable[str]) -> None:
-    """Make this the file that lists these inboxes, in one step: it is read at any time; OSError."""
-    text = "".join(f"{inbox}\n" for inbox in inboxes)
-    file = Path(path)
+def write_anew(path: str, text: str) -> None:
+    """Let a file say this, in one step, as it is read at any time; OSError."""
+    file, new = Path(path), Path(f"{path}.new")
     if not file.exists() or file.read_text() != text:
-        new = file.with_suffix(".new")
         new.write_text(text)
         new.replace(file)
 

@@ -77,7 +77,7 @@ def test_a_replica_starts_its_process_again_and_drains_it(
         assert second.url == first.url
         await reported(actor, [], listens)
         await reported(actor, ["tcp://10.0.0.2:1"], lambda report: True)
-        assert [path.read_text() for path in files("routers")] == ["tcp://10.0.0.2:1\n"]
+        assert [path.read_text() for path in files("routers")] == ["tcp://10.0.0.2:1"]
         await actor.end(urgent=False)
         assert files("*") == []
 

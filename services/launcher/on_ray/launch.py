@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-import os
 import secrets
 import signal
 import socket
@@ -35,14 +34,14 @@ LOOK_S = 0.2
 CONNECT_S = 5.0
 
 
-def launch_on_ray(plan: Plan) -> int:
+def launch_on_ray(plan: Plan, env: Mapping[str, str]) -> int:
     """Serve until a signal; returns the exit status. Raises ConfigError."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("--on ray: Ray is not installed here; pip install 'slipstream[ray]'")
     if plan.autoscale:  # now, since all routers are to have the same token
         plan = replace(plan, tables={**plan.tables, "router": scaled_router(plan)})
     port_of(plan)  # or the complaint about it
-    check_address(plan.ray.address or os.environ.get("RAY_ADDRESS") or last_address(os.environ))
+    check_address(plan.ray.address or env.get("RAY_ADDRESS") or last_address(env))
     import ray
 
     with opened_console(plan) as console:

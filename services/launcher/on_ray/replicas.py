@@ -8,7 +8,6 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,6 +24,7 @@ from common.config import SERVICE_TABLES
 from common.errors import EXIT_FATAL
 from common.link.curve import keys_for, new_keys
 from services.launcher.child import LONGEST_DELAY_S
+from services.launcher.launch import write_anew
 from services.launcher.on_ray.places import Needs, text_of
 from services.launcher.on_ray.service_process import Assignment, Report, ServiceProcess
 from services.launcher.plan import Plan
@@ -160,9 +160,7 @@ class RayReplicas:
         if path := self._plan.ray.metrics_targets:
             targets = [url.removeprefix("http://") for url in self.urls]
             text = json.dumps([{"targets": targets, "labels": {"job": "slipstream"}}])
-            if not Path(path).exists() or Path(path).read_text() != text:
-                Path(f"{path}.new").write_text(text)
-                Path(f"{path}.new").replace(path)
+            write_anew(path, text)
 
     def _staying(self, service: str) -> list[Replica]:
         return [replica for replica in self._of(service) if not replica.leaving]

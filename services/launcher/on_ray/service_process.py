@@ -26,7 +26,7 @@ from common.telemetry import log
 from common.telemetry.log import STATUS
 from services.launcher.child import Child, describe_status, service_command
 from services.launcher.front import Front
-from services.launcher.launch import write_list, write_settings
+from services.launcher.launch import write_anew, write_settings
 from services.launcher.model import find_model
 from services.launcher.on_ray.places import Needs, Spot, tables_of_replica
 from services.launcher.plan import Counts, Plan, environment_of, toml_text
@@ -86,7 +86,7 @@ class ServiceProcess:
         if self._task is None:
             return None
         if self._spot is not None:
-            write_list(self._spot.routers, routers)
+            write_anew(self._spot.routers, "\n".join(routers))
             ready = is_ready(self._spot.run_dir, self._name, time.monotonic())
             if ready and self._front is not None:
                 ready = await self._front.ready()
@@ -148,7 +148,7 @@ class ServiceProcess:
 
             def prepare() -> None:
                 placed = self._place(spot, plan)
-                write_list(placed.routers, self._routers)
+                write_anew(placed.routers, "\n".join(self._routers))
                 tables = tables_of_replica(plan, model, placed, assignment.needs)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(config)

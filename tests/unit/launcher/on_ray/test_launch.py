@@ -21,7 +21,7 @@ from services.launcher.plan import Counts, make_plan
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_one_sentence_says_how_to_get_it() -> None:
     with pytest.raises(ConfigError, match=r"not installed here; pip install 'slipstream\[ray\]'"):
-        launch_on_ray(make_plan(None, {}, {}, Counts()))
+        launch_on_ray(make_plan(None, {}, {}, Counts()), {})
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
