@@ -32,8 +32,8 @@ SERVICES = ("router", "tokenizer", "compute", "detokenizer")
 STREAMS_PER_REPLICA = 128
 TOKENS = 2000  # of a stream
 CHATS_PER_REPLICA = 32  # at once
-DEVICE_STEP_S, DEVICE_ROWS = 0.04, 16  # 400 tokens a second of a compute
-DEVICE_TOKENS = 100
+DEVICE_STEP_S, DEVICE_ROWS = 0.01, 16  # 1,600 tokens a second of a compute
+DEVICE_TOKENS = 50
 SETTLE_S = 1.5  # workers look for routers every second
 PROCESSES_PER_REPLICA = 2  # of clients
 
