@@ -62,8 +62,7 @@ class Supervisor:
         self._watched_s = self._awake_since_s = time.monotonic()
 
     def heed_signals(self, starter_fd: int | None = None) -> None:
-        """End at a signal, on the main thread's loop; also when the process that started this one
-        is gone, which EOF on `starter_fd` says."""
+        """End at a signal, or at EOF on `starter_fd`: its starter is gone. On the main thread."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._signalled, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
