@@ -19,19 +19,25 @@ from benchmarks.kernels import decode_attention, prefill_attention
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.decode_attention import COLD_BYTES, PAGE_TOKENS, lengths_of
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.kv_format import FP8, LayerFormat
+from services.compute.kernels.kv_format import FP8, LayerFormat, LayerPages
 from services.compute.kernels.latent_attention import (
     latent_attention_reference,
     latent_decode_attention,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_entries import LatentNorms, store_latents
+from services.compute.kernels.latent_expansion import (
+    ExpansionTiling,
+    StepKeys,
+    expand_latents,
+    place_keys,
+)
 from services.compute.kernels.latent_heads import absorb_queries, expand_values
 from services.compute.kernels.latent_merge import merge_rows
 from services.compute.kernels.latent_prefill import (
+    ChunkQueries,
     ChunkTiling,
-    ExpandedChunks,
-    own_chunk_attention,
+    expanded_attention,
 )
 from services.compute.kernels.latent_tiling import (
     LatentTiling,
@@ -66,20 +72,32 @@ FP8_TILINGS = ((32, 4, 3), (64, 8, 2))
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))
 """(positions of a block, warps, stages)"""
 
-OWN_TILINGS = ((64, 64, 4, 3, 1), (128, 64, 8, 2, 1), (128, 32, 8, 3, 1), (128, 128, 8, 2, 1))
+EXPANDED_TILINGS = ((64, 64, 4, 3, 8), (128, 64, 8, 2, 8), (64, 64, 4, 2, 2))
 """(queries, positions, warps, stages, programs of a multiprocessor)"""
+
+KEY_TILINGS = ((128, 256, 64, 8, 3, 1), (64, 256, 64, 4, 3, 1))
+"""(keys, outputs, columns of latents, warps, stages, programs of a multiprocessor)"""
+
+CHUNKS: dict[str, list[tuple[int, int]]] = {
+    "4096": [(0, 4096)],
+    "37x220": [(0, 220)] * 37,
+    "2048 after 6144": [(6144, 2048)],
+}
 
 
 def cases() -> Iterator[Case]:
     yield from _decode_cases()
     for model in HEADS:
         yield from _chunk_case(model, "4096")
-        yield from _own_case(model, "4096")
+        for name in CHUNKS:
+            yield from _expanded_cases(model, name)
         yield from _around(model, 4096)
     for tiling in CHUNK_TILINGS:
         yield from _chunk_case("V2 Lite", "4096", LatentTiling(*tiling))
-    for own in OWN_TILINGS:
-        yield from _own_case("V2 Lite", "4096", ChunkTiling(*own))
+    for cut in EXPANDED_TILINGS:
+        yield from _expanded_cases("V2 Lite", "4096", ChunkTiling(*cut))
+    for keys in KEY_TILINGS:
+        yield from _expanded_cases("V2 Lite", "4096", None, ExpansionTiling(*keys))
 
 
 def _decode_cases() -> Iterator[Case]:
@@ -249,36 +267,43 @@ def _chunk_case(model: str, name: str, tiling: LatentTiling | None = None) -> It
     )
 
 
-def _own_case(model: str, name: str, tiling: ChunkTiling | None = None) -> Iterator[Case]:
-    heads, rows = HEADS[model], [(0, int(name))]
-    inputs, _, _ = prefill_attention.step_of(rows)
-    bucket = inputs.tokens_T.numel()
+def _expanded_cases(
+    model: str, name: str, tiling: ChunkTiling | None = None, making: ExpansionTiling | None = None
+) -> Iterator[Case]:
+    """Keys and values of latents, and attention to them."""
+    heads, rows = HEADS[model], CHUNKS[name]
+    inputs, resident, num_pages = prefill_attention.step_of(rows)
+    table, bucket = resident.page_table[0], inputs.tokens_T.numel()
+    up = _random(heads, STILL + VALUE, RANK)
+    keys = StepKeys.make(inputs, sum(start for start, _ in rows), up, ROTATED)
+    place_keys(inputs, keys, table, PAGE_TOKENS, bucket)
     work = PrefillWork.make(bucket, prefill_attention.MAX_ROWS, 1, inputs.counts.device)
-    plan_prefill(inputs, work, bucket)
+    plan_prefill(inputs, work, bucket, begin_R=keys.begin_R)
+    layer = LayerPages(_random(num_pages, 1, 1, PAGE_TOKENS, WIDTH))
     q, absorbed = _random(bucket, heads, STILL + ROTATED), _random(bucket, heads, WIDTH)
-    chunks = ExpandedChunks(
-        q[:, :, :STILL],
-        absorbed[:, :, RANK:],
-        _random(bucket, heads, STILL),
-        _random(bucket, WIDTH)[:, RANK:],
-        _random(bucket, heads, VALUE),
-        _random(bucket, heads, VALUE),
-        torch.zeros(bucket, heads, device="cuda"),
-        SCALE,
-    )
-    pairs = sum(count * (count + 1) / 2 for _, count in rows)
-    said = ""
-    if tiling is not None:
-        said = f" {tiling.block_m}x{tiling.block_n} warps {tiling.num_warps}"
-        said += f" stages {tiling.num_stages} per SM {tiling.programs_per_sm}"
-    yield from _fitting(
-        Case(
-            f"own_chunk {model} {name}{said}",
-            [partial(own_chunk_attention, chunks, inputs, work, bucket, tiling)],
-            num_bytes=2.0 * bucket * heads * (2 * STILL + ROTATED + 2 * VALUE),
-            flops=2.0 * pairs * heads * (STILL + ROTATED + VALUE),
+    out = _random(bucket, heads, VALUE)
+    queries = ChunkQueries(q[:, :, :STILL], absorbed[:, :, RANK:], out, SCALE)
+    num_keys = sum(start + count for start, count in rows)
+    made_bytes = 2.0 * num_keys * (heads * (STILL + VALUE) + ROTATED)
+    pairs = sum(start * count + count * (count + 1) / 2 for start, count in rows)
+    if tiling is None:
+        yield from _fitting(
+            Case(
+                f"keys and values {model} {name} {making or ''}",
+                [partial(expand_latents, layer, keys, up, making)],
+                num_bytes=made_bytes + 2.0 * num_keys * WIDTH,
+                flops=2.0 * num_keys * heads * (STILL + VALUE) * RANK,
+            )
         )
-    )
+    if making is None:
+        yield from _fitting(
+            Case(
+                f"chunks over them {model} {name} {tiling or ''}",
+                [partial(expanded_attention, queries, keys, inputs, work, bucket, tiling)],
+                num_bytes=made_bytes + 2.0 * bucket * heads * (STILL + ROTATED + VALUE),
+                flops=2.0 * pairs * heads * (STILL + ROTATED + VALUE),
+            )
+        )
 
 
 def _around(model: str, num_tokens: int) -> Iterator[Case]:

@@ -50,12 +50,9 @@ def test_what_is_stored(
         pages = torch.full((NUM_PAGES, 1, 1, PAGE_TOKENS, rank + rotated), 7.0)
         layer = layer_of(pages.to(device, dtype), entry, rank)
         q = torch.zeros(NUM_TOKENS, queries).to(down)
-        entries = torch.zeros(NUM_TOKENS, rank + rotated).to(down)
-        # whatever is asked for
-        more: tuple[Tensor | None, ...] = (q, entries) if has_query_norm else (None, None)
-        results = {"scales": layer.scales, "entries_TW": more[1]}
-        store(down, positions, slots, tables, norms, layer.entries, more[0], **results)
-        return dequantize(layer, torch.float32, rank), q, entries
+        out = q if has_query_norm else None
+        store(down, positions, slots, tables, norms, layer.entries, out, scales=layer.scales)
+        return dequantize(layer, torch.float32, rank), q
 
     bound = BOUNDS[dtype] if entry is None else 0.1  # a step between entries
     for found, expected in zip(run(store_latents), run(store_latents_reference), strict=True):

@@ -54,18 +54,27 @@ def test_queries_and_values_of_heads(
     torch.testing.assert_close(values, expected, rtol=bound, atol=bound * rank)
 
 
-def test_queries_that_have_nothing_before_their_chunks_only_turn(device: torch.device) -> None:
+def test_tokens_that_see_no_latents_only_turn(device: torch.device) -> None:
     torch.manual_seed(0)
     still, rotated, rank, num_tokens = 16, 8, 32, 40
     q_THD = torch.randn(num_tokens, HEADS, still + rotated, device=device)
-    key_up = torch.randn(HEADS, still, rank, device=device)
+    up_HXR = torch.randn(HEADS, still + 12, rank, device=device)
+    key_up, value_up = up_HXR[:, :still], up_HXR[:, still:]
     positions = torch.arange(num_tokens, dtype=torch.int32, device=device)
     tables = RotaryTables(*torch.randn(2, num_tokens, rotated // 2, device=device))
-    sums = torch.full((num_tokens, HEADS), -torch.inf, device=device)
-    sums[30:] = 0.0
+    sees = (torch.arange(num_tokens, device=device) >= 30).int()
     found, expected = torch.randn(2, num_tokens, HEADS, rank + rotated, device=device)
-    absorb_queries(q_THD, key_up, positions, tables, found, context_sums_TH=sums)
+    before = found.clone()
+    absorb_queries(q_THD, key_up, positions, tables, found, sees_latents_T=sees)
     absorb_queries_reference(q_THD, key_up, positions, tables, expected)
     torch.testing.assert_close(found[30:], expected[30:], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(found[:, :, rank:], expected[:, :, rank:], rtol=1e-5, atol=1e-5)
-    assert not found[:16, :, :rank].any()
+    assert torch.equal(found[:30, :, :rank], before[:30, :, :rank])
+
+    values, expected = torch.randn(2, num_tokens, HEADS, 12, device=device)
+    before, mixed = values.clone(), found[:, :, :rank].contiguous()
+    mixed[:30] = torch.nan
+    expand_values(mixed, value_up, values, sees_latents_T=sees)
+    expand_values_reference(mixed, value_up, expected)
+    torch.testing.assert_close(values[30:], expected[30:], rtol=1e-5, atol=1e-4)
+    assert torch.equal(values[:30], before[:30])

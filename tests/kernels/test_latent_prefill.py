@@ -1,106 +1,119 @@
-"""What chunks see of themselves and what they see of their contexts become attention to all."""
+"""Chunks over latents by way of keys and values that are made of these."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from services.compute.kernels.latent_chunks import latent_context_attention, mark_contexts
-from services.compute.kernels.latent_heads import OwnResults, expand_values
+from services.compute.kernels.kv_format import FP8, INT8
+from services.compute.kernels.latent_expansion import (
+    ENOUGH_QUERIES,
+    StepKeys,
+    expand_latents,
+    expand_latents_reference,
+    place_keys,
+    place_keys_reference,
+)
 from services.compute.kernels.latent_prefill import (
-    ExpandedChunks,
-    own_chunk_attention,
-    own_chunk_attention_reference,
+    ChunkQueries,
+    expanded_attention,
+    expanded_attention_reference,
 )
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, NUM_ROWS, NUM_TOKENS, StepInputs
-from tests.kernels.latent_steps import MAX_ROWS, Shape, Step
+from tests.kernels.latent_steps import BOUNDS, MAX_ROWS, PAGE_TOKENS, Shape, Step
 
-BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-LENGTHS = [1, 1, 70, 33, 1, 64]
-DECODES = 2
+SHAPES = [
+    Shape(heads=3),
+    Shape(heads=2, latent_dim=48, rope_dim=8),  # no powers of two
+    Shape(heads=3, dtype=torch.bfloat16),
+    Shape(heads=3, dtype=torch.bfloat16, entry=FP8),
+    Shape(heads=2, entry=INT8),
+]
+SIZES = {32: (16, 12), 48: (24, 40)}
+"""Of a key, so far as it does not rotate, and of a value, by the latent's width."""
+
+ROWS = [(11, 1), (0, 70), (30, 17), (0, 1), (40, 5), (64, 33), (200, 3), (90, 45)]
+NUM_CONTEXTS = 100  # the last row's has no room
 
 
-@pytest.mark.parametrize("dtype", list(BOUNDS))
-@pytest.mark.parametrize("widths", [(16, 8, 12), (24, 16, 40)])  # still, rotated, value
-def test_what_chunks_see_of_themselves(
-    widths: tuple[int, int, int], dtype: torch.dtype, device: torch.device
-) -> None:
+def made(step: Step, num_contexts: int = NUM_CONTEXTS) -> tuple[StepKeys, Tensor]:
+    """Room full of NaN, and a map."""
+    shape, device = step.shape, step.q_THW.device
+    up = torch.randn(shape.heads, sum(SIZES[shape.latent_dim]), shape.latent_dim)
+    up_HXL = (up * shape.latent_dim**-0.5).to(device, shape.dtype)
+    keys = StepKeys.make(step.inputs, num_contexts, up_HXL, shape.rope_dim)
+    keys.expanded_KHX.fill_(torch.nan)
+    keys.turned_KP.fill_(torch.nan)
+    return keys, up_HXL
+
+
+def attend(step: Step, keys: StepKeys, up_HXL: Tensor) -> tuple[ChunkQueries, Tensor]:
+    """Plan and launch; queries with an output that was full of NaN."""
+    still, width = SIZES[step.shape.latent_dim]
+    place_keys(step.inputs, keys, step.table, PAGE_TOKENS, step.bucket)
+    expand_latents(step.layer, keys, up_HXL)
+    work = PrefillWork.make(step.bucket, MAX_ROWS, 1, up_HXL.device)
+    plan_prefill(step.inputs, work, step.bucket, begin_R=keys.begin_R)
+    out_THV = step.q_THW.new_full((step.bucket, step.shape.heads, width), torch.nan)
+    turned = step.q_THW[:, :, still : still + step.shape.rope_dim]
+    queries = ChunkQueries(step.q_THW[:, :, :still], turned, out_THV, step.shape.width**-0.5)
+    expanded_attention(queries, keys, step.inputs, work, step.bucket)
+    return queries, out_THV
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Relative, of what was to be written; all else must have kept its NaN."""
+    written = ~wanted.isnan()
+    assert torch.equal(~found.isnan(), written)
+    found, wanted = found[written].double(), wanted[written].double()
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chunks_see_keys_and_values_made_of_latents(shape: Shape, device: torch.device) -> None:
     torch.manual_seed(0)
-    (still, rotated, value), heads, bucket = widths, 3, sum(LENGTHS) + 4
-    inputs = StepInputs.make(bucket, MAX_ROWS, device)
-    lengths = torch.tensor(LENGTHS)
-    inputs.q_len_R[: len(LENGTHS)] = lengths
-    inputs.token_start_R[: len(LENGTHS)] = lengths.cumsum(0) - lengths
-    inputs.counts[NUM_ROWS], inputs.counts[NUM_DECODE_ROWS] = len(LENGTHS), DECODES
-    inputs.counts[NUM_TOKENS] = sum(LENGTHS)
-    work = PrefillWork.make(bucket, MAX_ROWS, 1, device)
-    plan_prefill(inputs, work, bucket)
+    step = Step(shape, ROWS, 1, device)
+    keys, up_HXL = made(step)
+    queries, found = attend(step, keys, up_HXL)
+    assert (keys.begin_R[: len(ROWS)] >= 0).tolist() == [0, 1, 1, 1, 0, 1, 0, 0]
 
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape).to(device, dtype)
-
-    q = random(bucket, heads, still + rotated)
-    entries = random(bucket, rotated + 7)
-    outputs = [random(bucket, heads, value), torch.zeros(bucket, heads, device=device)]
-    expected = [part.clone() for part in outputs]
-    before = ExpandedChunks(
-        q[:, :, :still],
-        q[:, :, still:],
-        random(bucket, heads, still),
-        entries[:, 7:],
-        random(bucket, heads, value),
-        *outputs,
-        (still + rotated) ** -0.5,
+    bound = BOUNDS[shape.dtype]
+    expected = keys._replace(
+        expanded_KHX=torch.full_like(keys.expanded_KHX, torch.nan),
+        turned_KP=torch.full_like(keys.turned_KP, torch.nan),
     )
-    own_chunk_attention(before, inputs, work, bucket)
-    after = before._replace(out_THV=expected[0], sums_TH=expected[1])
-    own_chunk_attention_reference(after, inputs, range(DECODES, len(LENGTHS)))
-    for found, wanted in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
+    expand_latents_reference(step.layer, expected, up_HXL)
+    assert error(keys.expanded_KHX, expected.expanded_KHX) < bound
+    assert error(keys.turned_KP, expected.turned_KP) < bound
+    wanted = torch.full_like(found, torch.nan, dtype=torch.float64)
+    expanded_attention_reference(queries._replace(out_THV=wanted), keys, step.inputs)
+    assert error(found, wanted) < bound
 
 
-def test_results_of_chunks_and_of_contexts_become_one(device: torch.device) -> None:
-    """Of latents that are keys and values as they are, of a map that is one."""
-    shape = Shape()
-    rows = [(11, 1), (0, 19), (30, 5), (64, 11)]
-    step = Step(shape, rows, 1, device)
-    call, rank = step.call(), shape.latent_dim
-    one = torch.eye(rank, device=device).expand(shape.heads, rank, rank).contiguous()
-    sums = [torch.full((step.bucket, shape.heads), torch.nan, device=device) for _ in range(2)]
-    whole = torch.full_like(call.out_THD, torch.nan)
+def test_results_do_not_depend_on_where_a_text_is_cut(device: torch.device) -> None:
+    """Nor on whether its beginning was found in the cache."""
+    torch.manual_seed(0)
+    whole, parts = (Step(Shape(heads=2), rows, 0, device) for rows in ([(0, 170)], [(100, 70)]))
+    keys, up_HXL = made(whole, 200)
+    _, expected = attend(whole, keys, up_HXL)
+    parts.layer, parts.table[:] = whole.layer, whole.table[:, : parts.table.shape[1]]
+    parts.q_THW[:70] = whole.q_THW[100:170]
+    _, found = attend(parts, made(parts, 200)[0], up_HXL)
+    assert torch.equal(found[:70], expected[100:170])
 
-    # what a chunk sees of itself: its own last entries in the pages
-    entries = torch.zeros(step.bucket, shape.width, device=device)
-    for row, (start, count) in enumerate(rows):
-        first, slot = int(step.inputs.token_start_R[row]), int(step.inputs.row_slot_R[row])
-        own = step.layer.entries[step.table[slot].long(), 0, 0].flatten(0, 1)[start : start + count]
-        entries[first : first + count] = own
-    latents_THR = entries[:, None, :rank].expand(-1, shape.heads, -1).contiguous()
-    chunks = ExpandedChunks(
-        step.q_THW[:, :, :rank],
-        step.q_THW[:, :, rank:],
-        latents_THR,
-        entries[:, rank:],
-        latents_THR,
-        whole,
-        sums[0],
-        call.scale,
-    )
-    work = PrefillWork.make(step.bucket, MAX_ROWS, 1, device)
-    plan_prefill(step.inputs, work, step.bucket)
-    own_chunk_attention(chunks, step.inputs, work, step.bucket)
 
-    contexts = PrefillWork.make(step.bucket, MAX_ROWS, shape.heads, device)
-    plan_prefill(step.inputs, contexts, step.bucket, after_contexts=True)
-    mark_contexts(step.inputs, sums[1], step.bucket)
-    latent_context_attention(call, step.inputs, contexts, step.bucket, sums[1])
-    assert call.out_THD[:20].isnan().all()  # without a context nothing is written
-    call.out_THD[0] = 5.0  # a decode row's
-    expand_values(call.out_THD, one, whole, beside=OwnResults(*sums, step.inputs.counts))
-    assert (whole[0] == 5.0).all()
-    expected = step.expected(range(1, 4))
-    tokens = slice(1, step.num_tokens)
-    torch.testing.assert_close(
-        whole[tokens], expected[tokens].to(whole.dtype), rtol=1e-4, atol=1e-5
-    )
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_are_placed_as_the_reference_places_them(seed: int, device: torch.device) -> None:
+    random = torch.Generator().manual_seed(seed)
+    contexts = torch.randint(0, 400, (12,), generator=random)
+    contexts *= torch.randint(0, 2, (12,), generator=random)
+    lengths = torch.randint(1, 2 * ENOUGH_QUERIES, (12,), generator=random)
+    rows = list(zip(contexts.tolist(), [1, 1, *lengths[2:].tolist()], strict=True))
+    step = Step(Shape(heads=1, latent_dim=16, rope_dim=8), rows, 2, device)
+    up_HXL = torch.zeros(1, 1, 16, device=device)
+    found, expected = (StepKeys.make(step.inputs, 500, up_HXL, 8) for _ in range(2))
+    place_keys(step.inputs, found, step.table, PAGE_TOKENS, step.bucket)
+    place_keys_reference(step.inputs, expected, step.table, PAGE_TOKENS)
+    for part, wanted in zip(found[2:6], expected[2:6], strict=True):
+        assert torch.equal(part, wanted)

@@ -277,10 +277,10 @@ def test_a_step_of_decode_rows_alone_writes_nothing(device: torch.device) -> Non
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("all_rows", "after_contexts"), [(False, False), (True, False), (False, True)]
+    ("all_rows", "have_keys"), [(False, None), (True, None), (False, True), (False, False)]
 )
 def test_the_plan_lists_every_block_once_longest_context_first(
-    seed: int, all_rows: bool, after_contexts: bool, device: torch.device
+    seed: int, all_rows: bool, have_keys: bool | None, device: torch.device
 ) -> None:
 
     rng = np.random.default_rng(seed)
@@ -297,11 +297,13 @@ def test_the_plan_lists_every_block_once_longest_context_first(
     num_tokens = int(q_len_R.sum())
     work = PrefillWork.make(num_tokens, 256, 4, device)
     work.items_I2.fill_(-1)
-    plan_prefill_reference(inputs, work, num_tokens, all_rows, after_contexts=after_contexts)
+    begin_R = torch.from_numpy(rng.integers(-1, 1, 256)).int().to(device)
+    chosen = {} if have_keys is None else {"begin_R": begin_R, "have_keys": have_keys}
+    plan_prefill_reference(inputs, work, num_tokens, all_rows, **chosen)
     expected_items, expected_count = work.items_I2.clone(), int(work.num_items)
     work.items_I2.fill_(-1)
     work.num_items.fill_(-1)
-    plan_prefill(inputs, work, num_tokens, all_rows, after_contexts=after_contexts)
+    plan_prefill(inputs, work, num_tokens, all_rows, **chosen)
     assert int(work.num_items) == expected_count <= num_items_bound(num_tokens, 256, work.block_q)
     assert torch.equal(work.items_I2, expected_items)
 

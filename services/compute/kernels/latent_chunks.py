@@ -5,8 +5,8 @@ sequence alone, bit for bit: blocks begin at multiples of BLOCK_N, and one in wh
 nothing changes none of its sums.
 
 Over latents a pair of query and position takes three times the products that it takes over keys and
-values. So what a chunk sees of itself, which is there to be expanded, is left to latent_prefill.py
-where that is allowed to round otherwise, and this does the context before it.
+values. So this does the chunks for which making these does not pay (latent_expansion.py), and all
+where decode rows and chunks are to have one arithmetic.
 
 Shape legend: T tokens, H heads, M rows of a tile, R width of a latent, W of an entry.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from services.compute.kernels.decode_plan import padded
 from services.compute.kernels.kv_entries import Codes
@@ -28,60 +27,10 @@ from services.compute.kernels.latent_attention import (
 from services.compute.kernels.latent_tiling import LatentTiling
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.prefill_plan import PrefillWork, load_tile, num_items_bound
-from services.compute.kernels.step_buffers import (
-    NUM_DECODE_ROWS,
-    NUM_ROWS,
-    AttentionCall,
-    StepInputs,
-)
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 CHUNK_ROWS = 64
 """Rows of a tile, queries times heads: their sums take half of a multiprocessor's registers."""
-
-
-@triton.jit
-def _mark_kernel(
-    counts,
-    q_start_R,
-    q_len_R,
-    token_start_R,
-    sums_TH,
-    H: tl.constexpr,
-    ROWS_AT: tl.constexpr,
-    DECODE_ROWS_AT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0)
-    if row < tl.load(counts + ROWS_AT):
-        sees_context = (tl.load(q_start_R + row) > 0) | (row < tl.load(counts + DECODE_ROWS_AT))
-        mark = tl.where(sees_context, 0.0, float("-inf"))
-        first = tl.load(token_start_R + row).to(tl.int64) * H
-        size = tl.load(q_len_R + row) * H
-        stride = tl.num_programs(1) * BLOCK
-        for begin in range(tl.program_id(1) * BLOCK, size, stride):
-            at = begin + tl.arange(0, BLOCK)
-            tl.store(sums_TH + first + at, mark + at * 0.0, mask=at < size)
-
-
-MARK_BLOCK, MARK_PROGRAMS = 1024, 16
-"""A row of 8,192 tokens and 16 heads is eight turns of each program."""
-
-
-def mark_contexts(inputs: StepInputs, sums_TH: Tensor, num_tokens: int) -> None:
-    """Say by minus infinity which tokens of a step have nothing before their chunks: those of rows
-    that begin their text. Results of other rows overwrite theirs, layer by layer."""
-    _mark_kernel[(min(len(inputs.row_slot_R), num_tokens), MARK_PROGRAMS)](
-        inputs.counts,
-        inputs.q_start_R,
-        inputs.q_len_R,
-        inputs.token_start_R,
-        sums_TH,
-        H=sums_TH.shape[1],
-        ROWS_AT=NUM_ROWS,
-        DECODE_ROWS_AT=NUM_DECODE_ROWS,
-        BLOCK=MARK_BLOCK,
-        num_warps=4,
-    )
 
 
 @triton.jit
@@ -97,7 +46,6 @@ def _chunk_kernel(
     items_I2,
     num_items_ptr,
     out_THR,
-    sums_TH,  # or None
     scale_log2,
     Q_ROW: tl.constexpr,
     OUT_ROW: tl.constexpr,
@@ -117,7 +65,6 @@ def _chunk_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROW_WARPS: tl.constexpr,
-    CONTEXT: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """Tiles in turn, those of the longest contexts first."""
@@ -136,27 +83,20 @@ def _chunk_kernel(
         valid_M = query_M < num_q
         token_M = (tl.load(token_start_R + row) + first + query_M).to(tl.int64)
         head_M = place % TILES * G + m_M % G
-        end = start + first + num_q
-        if CONTEXT:
-            end = start
-        end = tl.where(num_q > 0, end, 0)  # no block for a tile without queries
-        seen_M = valid_M & (end > 0)
+        end = tl.where(num_q > 0, start + first + num_q, 0)  # no block for a tile without queries
         q_M = q_THW + token_M[:, None] * Q_ROW + head_M[:, None] * (R + P)
         q_MR, q_MP, q_scale = load_queries(
-            q_M, seen_M, scale_log2, R, P, BLOCK_R, BLOCK_P, ENTRY, WIDEN
+            q_M, valid_M, scale_log2, R, P, BLOCK_R, BLOCK_P, ENTRY, WIDEN
         )
         top_M, sum_MN, mix_MR = attend_latents(
             q_MR, q_MP, start + first + query_M, latent_pages, scales, pages, 0, end, q_scale,
             q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM,
-            BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N, ROW_WARPS, not CONTEXT, WIDEN,
+            BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N, ROW_WARPS, True, WIDEN,
         )  # fmt: skip
-        sum_M = tl.where(seen_M, tl.sum(sum_MN, axis=1), 1.0)
+        sum_M = tl.where(valid_M, tl.sum(sum_MN, axis=1), 1.0)
         result_MR = (mix_MR / sum_M[:, None]).to(out_THR.dtype.element_ty)
         out_M = out_THR + token_M[:, None] * OUT_ROW + head_M[:, None] * R
-        tl.store(out_M + r_R[None, :], result_MR, mask=seen_M[:, None] & (r_R[None, :] < R))
-        if CONTEXT:
-            sums_M = sums_TH + token_M * (TILES * G) + head_M
-            tl.store(sums_M, top_M + tl.log2(sum_M), mask=valid_M)
+        tl.store(out_M + r_R[None, :], result_MR, mask=valid_M[:, None] & (r_R[None, :] < R))
 
 
 def latent_chunk_attention(
@@ -171,33 +111,6 @@ def latent_chunk_attention(
     `call` is as in latent_decode_attention. `num_tokens` is the bucket; `tiling` is there to
     measure others than the chosen one.
     """
-    _attend(call, inputs, work, num_tokens, None, tiling)
-
-
-def latent_context_attention(
-    call: AttentionCall,
-    inputs: StepInputs,
-    work: PrefillWork,
-    num_tokens: int,
-    sums_TH: Tensor,
-    tiling: LatentTiling | None = None,
-) -> None:
-    """The same to what lies before the queries' own chunks alone.
-
-    `sums_TH` (float32) gets the logarithms, to base 2, of the sums of exponentials that results
-    were divided by.
-    """
-    _attend(call, inputs, work, num_tokens, sums_TH, tiling)
-
-
-def _attend(
-    call: AttentionCall,
-    inputs: StepInputs,
-    work: PrefillWork,
-    num_tokens: int,
-    sums_TH: Tensor | None,
-    tiling: LatentTiling | None,
-) -> None:
     q_THW, pages, page_table_NL, out_THR, scale = call[:5]
     tiles = q_THW.shape[1] // work.group
     block_m = max(CHUNK_ROWS, padded(work.group))
@@ -217,12 +130,10 @@ def _attend(
         work.items_I2,
         work.num_items,
         out_THR,
-        sums_TH,
         scale * LOG2_E,
         TILES=tiles,
         G=work.group,
         ITEM_Q=work.block_q,
         BLOCK_M=block_m,
-        CONTEXT=sums_TH is not None,
         **latent_constants(call, codes, tiling),
     )

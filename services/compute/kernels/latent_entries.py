@@ -19,11 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.add_norm import apply_weight, norm_form, norm_reference, normalize
-from services.compute.kernels.kv_entries import Codes, decode, encode, head_scales, scale_values
+from services.compute.kernels.kv_entries import Codes, encode, head_scales, scale_values
 from services.compute.kernels.kv_format import (
     LayerFormat,
     LayerPages,
-    dequantize,
     quantize_latents,
 )
 from services.compute.kernels.launch import dependent_launch
@@ -59,7 +58,6 @@ def _encoded(x, scale, ENTRY: tl.constexpr):
 def _store_latents_kernel(
     down_ptr,
     q_ptr,  # or None
-    entries_ptr,  # or None
     positions_ptr,
     slots_ptr,
     cos_ptr,
@@ -136,21 +134,10 @@ def _store_latents_kernel(
             tl.store(entry + r, latent_code, mask=stored & (r < R))
             tl.store(entry + R + j, turned_code, mask=stored & (j < J))
             tl.store(entry + R + J + j, other_code, mask=stored & (j < J))
-            # what a chunk sees of itself is what others will see of it
-            latent = (decode(latent_code, ENTRY, True, False) * scale_values(scale)).to(dtype)
-            turned = (decode(turned_code, ENTRY, True, False) * scale_values(turned_scale)).to(
-                dtype
-            )
-            other = (decode(other_code, ENTRY, True, False) * scale_values(turned_scale)).to(dtype)
         else:
             tl.store(entry + r, latent, mask=stored & (r < R))
             tl.store(entry + R + j, turned, mask=stored & (j < J))
             tl.store(entry + R + J + j, other, mask=stored & (j < J))
-        if entries_ptr is not None:
-            entry = entries_ptr + token * (R + P)
-            tl.store(entry + r, latent, mask=r < R)
-            tl.store(entry + R + j, turned, mask=j < J)
-            tl.store(entry + R + J + j, other, mask=j < J)
 
 
 def store_latents(
@@ -163,14 +150,13 @@ def store_latents(
     q_TQ: Tensor | None,
     *,
     scales: Tensor | None = None,
-    entries_TW: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Store normalised latents and rotated parts in the cache; `q_TQ` gets the queries' latents
-    after their norm, where there is one, and `entries_TW`, where it is given, the entries, too.
+    after their norm, where there is one.
 
     `pages` are one layer's part [N, 1, 1, page, W] of pages, with scales [N, 2, 1, page] if entries
-    have 8 bits; then `entries_TW` gets what these stand for. As in rotate_and_store, token t turns
+    have 8 bits. As in rotate_and_store, token t turns
     by positions_T[t] and goes to kv_slots_T[t]; a slot of -1 stores nothing, but needs a position
     within the tables; with pdl positions and slots are read above the wait, and the next kernel may
     start when those before this one have ended.
@@ -185,7 +171,6 @@ def store_latents(
     _store_latents_kernel[(num_tokens, 1 if q_TQ is None else 2)](
         down_TC,
         q_TQ,
-        entries_TW,
         positions_T,
         kv_slots_T,
         tables.cos_PJ,
@@ -223,7 +208,6 @@ def store_latents_reference(
     pages: Tensor,
     q_TQ: Tensor | None,
     scales: Tensor | None = None,
-    entries_TW: Tensor | None = None,
 ) -> None:
     num_tokens, num_columns = down_TC.shape
     page_tokens, width = pages.shape[3:]
@@ -247,10 +231,6 @@ def store_latents_reference(
         made, its_scales = quantize_latents(entries, form)
         pages.view(torch.uint8)[numbers, 0, 0, offsets] = made.view(torch.uint8)[stored]
         scales[numbers, :, 0, offsets] = its_scales[stored]
-        layer = LayerPages(made[:, None, None, None], its_scales[:, :, None, None])
-        entries = dequantize(layer, torch.float32, rank)[:, 0, 0, 0].to(down_TC.dtype)
-    if entries_TW is not None:
-        entries_TW.copy_(entries)
 
 
 def turned(x: Tensor, positions_T: Tensor, tables: RotaryTables) -> Tensor:

@@ -1,8 +1,8 @@
 """The products of latent attention that each head makes with a map of its own.
 
 Before attention a query meets the map of its head's keys, so that it can meet latents, and its
-rotated part turns; behind it a mix of latents becomes the head's result, and one with what a chunk
-sees of itself (latent_prefill.py). Both are one kernel: for each head [T, I] times [I, O].
+rotated part turns; behind it a mix of latents becomes the head's result. Both are one kernel: for
+each head [T, I] times [I, O].
 
 Shape legend: T tokens, H heads, I inputs, O outputs of a head's map, N width of what does not
 rotate of a head, P of what does, J = P / 2 pairs, R of the latent, W = R + P, V of a head's value.
@@ -11,7 +11,6 @@ rotate of a head, P of what does, J = P / 2 pairs, R of the latent, W = R + P, V
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
@@ -21,7 +20,6 @@ from torch import Tensor
 from services.compute.kernels.latent_entries import turned
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.rotate_and_store import RotaryTables
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS
 
 LARGEST_TILE = 128
 """Tokens of a tile at most."""
@@ -49,18 +47,6 @@ class HeadTiling:
         return HeadTiling(LARGEST_TILE, min(128, padded_out), min(64, padded_in), num_warps=8)
 
 
-_NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
-
-
-class OwnResults(NamedTuple):
-    """What is to become one with results over contexts (float32 [T, H]): the logarithms to base 2
-    of the sums of both; and the step's counts, which say which tokens are of chunks."""
-
-    own_sums_TH: Tensor
-    context_sums_TH: Tensor
-    counts: Tensor
-
-
 @triton.jit
 def _prefetch_map(
     w_ptr, first_out, W_IN: tl.constexpr, W_OUT: tl.constexpr, NUM_IN: tl.constexpr,
@@ -85,14 +71,13 @@ def _head_product_kernel(
     positions_ptr,
     cos_ptr,  # or None
     sin_ptr,
-    own_sums_ptr,  # or None
-    context_sums_ptr,  # or None
-    counts_ptr,
+    sees_latents_ptr,  # or None
     num_tokens,
     X_ROW: tl.constexpr,
     X_HEAD: tl.constexpr,
     OUT_ROW: tl.constexpr,
     OUT_HEAD: tl.constexpr,
+    W_HEAD: tl.constexpr,
     W_IN: tl.constexpr,
     W_OUT: tl.constexpr,
     NUM_IN: tl.constexpr,
@@ -114,7 +99,7 @@ def _head_product_kernel(
     dtype = out_ptr.dtype.element_ty
     if PDL:
         if PREFETCHES:
-            map_ptr = w_ptr + head.to(tl.int64) * (NUM_IN * NUM_OUT)
+            map_ptr = w_ptr + head.to(tl.int64) * W_HEAD
             first_out = tl.program_id(0) * BLOCK_O
             _prefetch_map(map_ptr, first_out, W_IN, W_OUT, NUM_IN, NUM_OUT, BLOCK_O, BLOCK_I)
         tl.extra.cuda.gdc_wait()
@@ -140,23 +125,13 @@ def _head_product_kernel(
     else:
         o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
         i_I = tl.arange(0, BLOCK_I)
-        w_IO = (
-            w_ptr
-            + head.to(tl.int64) * (NUM_IN * NUM_OUT)
-            + i_I[:, None] * W_IN
-            + o_O[None, :] * W_OUT
-        )
+        w_IO = w_ptr + head.to(tl.int64) * W_HEAD + i_I[:, None] * W_IN + o_O[None, :] * W_OUT
         sum_TO = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
-        mask_TO = real_T[:, None] & (o_O[None, :] < NUM_OUT)
         num_in = NUM_IN
-        if context_sums_ptr is not None:
-            sums_T = token_T.to(tl.int64) * tl.num_programs(1) + head
-            context_T = tl.load(context_sums_ptr + sums_T, mask=real_T, other=float("-inf"))
-            num_in = tl.where(tl.max(context_T, axis=0) > float("-inf"), NUM_IN, 0)
-        if own_sums_ptr is not None:
-            chunk_T = real_T & (token_T >= tl.load(counts_ptr + _NUM_DECODE_ROWS))
-            own_T = tl.load(own_sums_ptr + sums_T, mask=chunk_T, other=float("-inf"))
-            context_T = tl.where(chunk_T, context_T, 0.0)
+        if sees_latents_ptr is not None:
+            sees_T = tl.load(sees_latents_ptr + token_T, mask=real_T, other=0)
+            real_T = sees_T > 0
+            num_in = tl.where(tl.max(sees_T, axis=0) > 0, NUM_IN, 0)
         for begin in range(0, num_in, BLOCK_I):
             inside_I = begin + i_I < NUM_IN
             x_TI = tl.load(
@@ -169,14 +144,7 @@ def _head_product_kernel(
                 x_TI = x_TI.to(tl.float32)
                 weight_IO = weight_IO.to(tl.float32)
             sum_TO = tl.dot(x_TI, weight_IO, acc=sum_TO, input_precision="ieee")
-        if own_sums_ptr is not None:
-            top_T = tl.maximum(own_T, context_T)
-            own_T = tl.exp2(own_T - top_T)
-            share_T = own_T / (own_T + tl.exp2(context_T - top_T))
-            own_TO = tl.load(out_T + o_O[None, :], mask=mask_TO & chunk_T[:, None], other=0.0)
-            # without a context there is no mix, and whatever there is instead may be NaN
-            sum_TO = tl.where(share_T[:, None] < 1.0, sum_TO, 0.0)
-            sum_TO = own_TO.to(tl.float32) * share_T[:, None] + sum_TO * (1.0 - share_T)[:, None]
+        mask_TO = real_T[:, None] & (o_O[None, :] < NUM_OUT)
         tl.store(out_T + o_O[None, :], sum_TO.to(dtype), mask=mask_TO)
 
 
@@ -187,7 +155,7 @@ def absorb_queries(
     tables: RotaryTables,
     out_THW: Tensor,
     *,
-    context_sums_TH: Tensor | None = None,
+    sees_latents_T: Tensor | None = None,
     invariant: bool = False,
     tiling: HeadTiling | None = None,
     pdl: bool = False,
@@ -195,8 +163,8 @@ def absorb_queries(
     """Queries [T, H, N + P] become such of latents, [T, H, W]: the first N columns times the map of
     the head's keys, the others rotated by the token's position. Positions are read below the wait.
 
-    Where `context_sums_TH` says that all of a tile's tokens have nothing before their chunks, the
-    first columns are zeros: nothing is to be multiplied by them.
+    Of tokens of which `sees_latents_T` (latent_expansion.py) says that they see none, the first
+    columns stay as they were.
 
     `invariant`: a token's result does not depend on how many there are; `tiling` is there to
     measure others than the chosen one.
@@ -219,9 +187,10 @@ def absorb_queries(
         positions_T,
         tables.cos_PJ,
         tables.sin_PJ,
-        *(None, context_sums_TH, None),
+        sees_latents_T,
         num_tokens,
         **_strides(q_THD, out_THW),
+        W_HEAD=key_up_HNR.stride(0),
         W_IN=rank,
         W_OUT=1,
         NUM_IN=num_still,
@@ -238,16 +207,13 @@ def expand_values(
     value_up_HVR: Tensor,
     out_THV: Tensor,
     *,
-    beside: OwnResults | None = None,
+    sees_latents_T: Tensor | None = None,
     invariant: bool = False,
     tiling: HeadTiling | None = None,
     pdl: bool = False,
 ) -> None:
-    """Mixes of latents times the map of the head's values.
-
-    With `beside`, `out_THV` already has what chunks see of themselves, and gets the whole: the
-    mixes of their tokens are of what lies before, if anything does.
-    """
+    """Mixes of latents times the map of the head's values. Tokens of which `sees_latents_T` says
+    that they see none keep the results that they have."""
     num_tokens, num_heads, rank = mixed_THR.shape
     width = value_up_HVR.shape[1]
     tiling = tiling or HeadTiling.of(
@@ -260,9 +226,10 @@ def expand_values(
         value_up_HVR,
         out_THV,
         *(None, None, None),
-        *(beside or (None, None, None)),
+        sees_latents_T,
         num_tokens,
         **_strides(mixed_THR, out_THV),
+        W_HEAD=value_up_HVR.stride(0),
         W_IN=1,
         W_OUT=rank,
         NUM_IN=rank,

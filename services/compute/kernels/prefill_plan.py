@@ -116,11 +116,12 @@ PLAN_ROWS = 128
 
 
 @triton.jit
-def _queries(q_len_R, q_start, row, mask, AFTER_CONTEXTS: tl.constexpr):
+def _queries(q_len_R, begin_R, row, mask, HAVE_KEYS: tl.constexpr):
     """How many of a row are planned."""
     q_len = tl.load(q_len_R + row, mask=mask, other=0)
-    if AFTER_CONTEXTS:
-        q_len = tl.where(q_start > 0, q_len, 0)
+    if begin_R is not None:
+        has_keys = tl.load(begin_R + row, mask=mask, other=0) >= 0
+        q_len = tl.where(has_keys == HAVE_KEYS, q_len, 0)
     return q_len
 
 
@@ -129,13 +130,14 @@ def _plan_kernel(
     counts,
     q_start_R,
     q_len_R,
+    begin_R,  # or None
     items_I2,
     num_items_ptr,
     ROWS_AT: tl.constexpr,
     DECODE_ROWS_AT: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     ALL_ROWS: tl.constexpr,
-    AFTER_CONTEXTS: tl.constexpr,
+    HAVE_KEYS: tl.constexpr,
     ITEMS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -146,7 +148,7 @@ def _plan_kernel(
         first_row = num_rows * 0
     row = first_row + tl.program_id(0)
     q_start = tl.load(q_start_R + row, mask=row < num_rows, other=0)
-    q_len = _queries(q_len_R, q_start, row, row < num_rows, AFTER_CONTEXTS)
+    q_len = _queries(q_len_R, begin_R, row, row < num_rows, HAVE_KEYS)
     num_blocks = (q_len + BLOCK_Q - 1) // BLOCK_Q
     for first_block in range(0, num_blocks, ITEMS):
         block_I = first_block + tl.arange(0, ITEMS)
@@ -155,7 +157,7 @@ def _plan_kernel(
         for first_other in range(first_row, num_rows, ROWS):
             other_R = first_other + tl.arange(0, ROWS)
             start_R = tl.load(q_start_R + other_R, mask=other_R < num_rows, other=0)
-            len_R = _queries(q_len_R, start_R, other_R, other_R < num_rows, AFTER_CONTEXTS)
+            len_R = _queries(q_len_R, begin_R, other_R, other_R < num_rows, HAVE_KEYS)
             blocks_R = (len_R + BLOCK_Q - 1) // BLOCK_Q
             # Of equal positions the earlier row's comes first.
             reach_IR = (
@@ -170,8 +172,7 @@ def _plan_kernel(
         blocks_R = tl.zeros([ROWS], tl.int32)
         for first_other in range(first_row, num_rows, ROWS):
             other_R = first_other + tl.arange(0, ROWS)
-            start_R = tl.load(q_start_R + other_R, mask=other_R < num_rows, other=0)
-            len_R = _queries(q_len_R, start_R, other_R, other_R < num_rows, AFTER_CONTEXTS)
+            len_R = _queries(q_len_R, begin_R, other_R, other_R < num_rows, HAVE_KEYS)
             blocks_R += (len_R + BLOCK_Q - 1) // BLOCK_Q
         tl.store(num_items_ptr, tl.sum(blocks_R, axis=0))
 
@@ -182,24 +183,26 @@ def plan_prefill(
     num_tokens: int,
     all_rows: bool = False,
     *,
-    after_contexts: bool = False,
+    begin_R: Tensor | None = None,
+    have_keys: bool = True,
 ) -> None:
     """Write the blocks of queries of all chunk rows, those of the longest context first.
 
     `num_tokens` is the bucket. With `all_rows`, decode rows are taken for chunks of one token; with
-    `after_contexts`, rows that begin their text are left out.
+    `begin_R` (latent_expansion.py), only rows that have keys there are planned, or only the others.
     """
     _plan_kernel[(min(work.max_rows, num_tokens),)](
         inputs.counts,
         inputs.q_start_R,
         inputs.q_len_R,
+        begin_R,
         work.items_I2,
         work.num_items,
         ROWS_AT=NUM_ROWS,
         DECODE_ROWS_AT=NUM_DECODE_ROWS,
         BLOCK_Q=work.block_q,
         ALL_ROWS=all_rows,
-        AFTER_CONTEXTS=after_contexts,
+        HAVE_KEYS=have_keys,
         ITEMS=PLAN_ITEMS,
         ROWS=PLAN_ROWS,
         num_warps=4,
@@ -212,7 +215,8 @@ def plan_prefill_reference(
     num_tokens: int,
     all_rows: bool = False,
     *,
-    after_contexts: bool = False,
+    begin_R: Tensor | None = None,
+    have_keys: bool = True,
 ) -> None:
     first_row = 0 if all_rows else int(inputs.counts[NUM_DECODE_ROWS])
     starts = inputs.q_start_R.tolist()
@@ -220,7 +224,7 @@ def plan_prefill_reference(
     items = [
         (row, first)
         for row in range(first_row, int(inputs.counts[NUM_ROWS]))
-        if starts[row] or not after_contexts
+        if begin_R is None or (int(begin_R[row]) >= 0) == have_keys
         for first in range(0, lengths[row], work.block_q)
     ]
     items.sort(key=lambda item: -(starts[item[0]] + item[1]))

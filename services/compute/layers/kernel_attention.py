@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.latent_attention import latent_decode_attention
-from services.compute.kernels.latent_chunks import (
-    latent_chunk_attention,
-    latent_context_attention,
-    mark_contexts,
-)
+from services.compute.kernels.latent_chunks import latent_chunk_attention
+from services.compute.kernels.latent_expansion import StepKeys, place_keys
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.span import AttentionSpan
@@ -59,20 +55,12 @@ class AttentionTables:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnChunks:
-    """What chunks see of themselves, expanded, and what it needs to become one with the rest."""
+class ExpandedChunks:
+    """Keys and values that are made of latents, and the chunks that see these."""
 
     inputs: StepInputs
+    keys: StepKeys
     work: PrefillWork  # of groups of one head
-    own_sums_TH: Tensor
-    context_sums_TH: Tensor
-
-    @staticmethod
-    def make(inputs: StepInputs, max_rows: int, num_heads: int) -> OwnChunks:
-        max_tokens, device = len(inputs.tokens_T), inputs.tokens_T.device
-        own, context = torch.zeros(2, max_tokens, num_heads, device=device)
-        work = PrefillWork.make(max_tokens, max_rows, 1, device)
-        return OwnChunks(inputs, work, own, context)
 
 
 class KernelAttention(Protocol):
@@ -84,9 +72,8 @@ class KernelAttention(Protocol):
         ...
 
     @property
-    def own_chunks(self) -> OwnChunks | None:
-        """What attends to latents of chunks by keys and values made of them; then `attend` does
-        only the contexts before them."""
+    def expanded(self) -> ExpandedChunks | None:
+        """Chunks whose latents are made into keys and values; `attend` leaves them out."""
         ...
 
     def plan(self, num_tokens: int) -> None:
@@ -104,7 +91,7 @@ class DecodeAttention:
 
     tables: AttentionTables
     is_invariant: ClassVar[bool] = False
-    own_chunks: ClassVar[None] = None
+    expanded: ClassVar[None] = None
 
     def plan(self, num_tokens: int) -> None:
         tables = self.tables
@@ -124,7 +111,7 @@ class PrefillAttention:
 
     tables: AttentionTables
     all_rows: bool
-    own_chunks: ClassVar[None] = None
+    expanded: ClassVar[None] = None
 
     @property
     def is_invariant(self) -> bool:
@@ -140,23 +127,24 @@ class PrefillAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextAttention:
-    """What lies before prompt chunks, as latents."""
+class ChunksOverLatents:
+    """Prompt chunks for which making keys and values does not pay."""
 
     tables: AttentionTables
-    own_chunks: OwnChunks
+    expanded: ExpandedChunks
+    page_table_NL: Tensor  # of the one cache group there is
     is_invariant: ClassVar[bool] = False
 
     def plan(self, num_tokens: int) -> None:
-        inputs, own_chunks = self.tables.inputs, self.own_chunks
-        mark_contexts(inputs, own_chunks.context_sums_TH, num_tokens)
-        plan_prefill(inputs, own_chunks.work, num_tokens)
-        plan_prefill(inputs, self.tables.prefill, num_tokens, after_contexts=True)
+        tables, keys = self.tables, self.expanded.keys
+        inputs, begin_R = tables.inputs, keys.begin_R
+        place_keys(inputs, keys, self.page_table_NL, tables.page_tokens, num_tokens)
+        plan_prefill(inputs, self.expanded.work, num_tokens, begin_R=begin_R)
+        plan_prefill(inputs, tables.prefill, num_tokens, begin_R=begin_R, have_keys=False)
 
     def attend(self, call: AttentionCall) -> None:
-        tables, sums_TH = self.tables, self.own_chunks.context_sums_TH
-        num_tokens = len(call.q_THD)
-        latent_context_attention(call, tables.inputs, tables.prefill, num_tokens, sums_TH)
+        tables = self.tables
+        tables.kernels.prefill(call, tables.inputs, tables.prefill, len(call.q_THD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +152,7 @@ class MixedAttention:
     """Decode rows and prompt chunks in one step."""
 
     parts: tuple[KernelAttention, ...]
-    own_chunks: OwnChunks | None = None
+    expanded: ExpandedChunks | None = None
     is_invariant: ClassVar[bool] = False
 
     def plan(self, num_tokens: int) -> None:

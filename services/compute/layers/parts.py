@@ -171,8 +171,8 @@ class LatentAttention(Generic[L]):
     """Multi-head latent attention (DeepSeek V2, 2024): all heads' keys and values are made of one
     latent, which is what is kept of a token, beside a rotated part of the keys that they share.
 
-    Keys and values are not made: a query times the map of its head's keys meets the latents as they
-    are, and the mix of latents times the map of its values is the head's result (the paper's
+    Keys and values need not be made: a query times the map of its head's keys meets the latents as
+    they are, and the mix of latents times the map of its values is the head's result (the paper's
     absorption).
     """
 
@@ -181,8 +181,8 @@ class LatentAttention(Generic[L]):
     down: L  # all that is made of the input: queries or their latent, the latent, the rotated part
     out: L
     latent_norm: Norm
-    key_up_HNR: Tensor
-    value_up_HVR: Tensor
+    up_HXR: Tensor  # what makes of a latent a head's key, so far as it does not rotate, and value
+    still_dim: int  # of X, of the key
     scale: float  # of the scores
     rope: RopeSpec  # of the rotated part
     query_norm: Norm | None = None
@@ -194,8 +194,16 @@ class LatentAttention(Generic[L]):
     rotation_scale: ClassVar[float] = 1.0  # most of a query does not rotate
 
     @property
+    def key_up_HNR(self) -> Tensor:
+        return self.up_HXR[:, : self.still_dim]
+
+    @property
+    def value_up_HVR(self) -> Tensor:
+        return self.up_HXR[:, self.still_dim :]
+
+    @property
     def latent_dim(self) -> int:
-        return self.key_up_HNR.shape[2]
+        return self.up_HXR.shape[2]
 
     @property
     def entry_dim(self) -> int:

@@ -1,7 +1,7 @@
 """Makes latent attention of tensors that are named as DeepSeek's.
 
 Shape legend: H query heads, N width of what does not rotate of a head, V of its value, R of the
-latent, C columns of what the input makes.
+latent, X of a head's key and value, C columns of what the input makes.
 """
 
 from __future__ import annotations
@@ -47,18 +47,15 @@ def latent_attention(
         False,
         torch.cat((down_order, num_down + entry)),
     )
-    key_up_HNR, value_up_HVR = (
-        up[mine.start : mine.stop].clone(memory_format=torch.contiguous_format)
-        for up in _expansions(make, at, latent)
-    )
+    up_HXR = _expansion(make, at, latent)[mine.start : mine.stop]
     mixer = LatentAttention(
         layer=make.layer_number,
         num_heads=len(mine),
         down=down,
         out=make.out(f"{at}.o_proj", width=latent.value_dim),
         latent_norm=make.norm(f"{at}.kv_a_layernorm", NORM, latent.latent_dim),
-        key_up_HNR=key_up_HNR,
-        value_up_HVR=value_up_HVR,
+        up_HXR=up_HXR.clone(memory_format=torch.contiguous_format),
+        still_dim=latent.nope_dim,
         scale=scale,
         rope=rope,
         query_norm=query_norm,
@@ -68,20 +65,18 @@ def latent_attention(
     return mixer
 
 
-def _expansions(make: Builder[Any], at: str, latent: LatentShape) -> tuple[Tensor, Tensor]:
-    """What makes keys and values of the latent: one module, or two in GGUF files, which have that
-    of keys as queries are multiplied by it."""
+def _expansion(make: Builder[Any], at: str, latent: LatentShape) -> Tensor:
+    """What makes a head's key, then its value, of the latent: one module, or two in GGUF files,
+    which have that of keys as queries are multiplied by it."""
     heads, rank = make.shape.num_heads, latent.latent_dim
     if not make.has(f"{at}.kv_b_proj"):
         key_up_HRN = make.plain(f"{at}.k_b_proj", heads * rank, latent.nope_dim).view(
             heads, rank, -1
         )
         value_up = make.plain(f"{at}.v_b_proj", heads * latent.value_dim, rank)
-        return key_up_HRN.transpose(1, 2), value_up.view(heads, -1, rank)
+        return torch.cat((key_up_HRN.transpose(1, 2), value_up.view(heads, -1, rank)), dim=1)
     num_up = heads * (latent.nope_dim + latent.value_dim)
-    up_HXR = make.plain(f"{at}.kv_b_proj", num_up, rank).view(heads, -1, rank)
-    key_up, value_up = torch.split(up_HXR, [latent.nope_dim, latent.value_dim], dim=1)
-    return key_up, value_up
+    return make.plain(f"{at}.kv_b_proj", num_up, rank).view(heads, -1, rank)
 
 
 def _turned_last(rows: Tensor, width: int, rope: RopeSpec) -> Tensor:

@@ -23,6 +23,7 @@ from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
 from services.compute.kernels.draft_tokens import DraftRule, make_ids
+from services.compute.kernels.latent_expansion import StepKeys
 from services.compute.kernels.latent_tiling import head_tiles, programs_at_once
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
@@ -36,16 +37,17 @@ from services.compute.layers.kernel_attention import (
     OVER_KEYS_AND_VALUES,
     OVER_LATENTS,
     AttentionTables,
-    ContextAttention,
+    ChunksOverLatents,
     DecodeAttention,
+    ExpandedChunks,
     KernelAttention,
     MixedAttention,
-    OwnChunks,
     PrefillAttention,
 )
 from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
+from services.compute.layers.parts import LatentAttention
 from services.compute.layers.products import InvariantProduct, Product, ProductByRows, Products
 from services.compute.layers.quantized_product import ROW_LIMITS, QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
@@ -101,6 +103,10 @@ SMALL_WEIGHT_BYTES = 1 << 26
 """Up to here weights that the pass of one token asks for early (dependent launch) are not in the
 way: a step of the 1B model took 0.824 ms with it and 0.850 without, one of the 8B model 4.14 and
 3.95; in FP8 the products of an 8B layer 62.8 and 64.4 µs, of a 70B layer 224 and 210."""
+
+MAX_KEY_BYTES = 1 << 29
+"""Of keys and values that are made of latents, for all that lies before a step's chunks: with 16
+heads of 128 there is room for 65,536 positions. What does not fit is attended to as latents."""
 
 DEPENDENT_LAUNCH = True
 SKINNY_PRODUCTS = True
@@ -327,9 +333,18 @@ class StepMachine:
         if shape.latent is None:
             chunks = PrefillAttention(tables, all_rows=False)
             return {"decode": rows, "mixed": MixedAttention((rows, chunks))}
-        own_chunks = OwnChunks.make(self.inputs, sizes.max_rows, num_heads)
-        contexts = ContextAttention(tables, own_chunks)
-        return {"decode": rows, "mixed": MixedAttention((rows, contexts), own_chunks)}
+        expanded = self._expanded(decoder)
+        over_latents = ChunksOverLatents(tables, expanded, self.resident.page_table[0])
+        return {"decode": rows, "mixed": MixedAttention((rows, over_latents), expanded)}
+
+    def _expanded(self, decoder: Decoder[AnyLinear]) -> ExpandedChunks:
+        mixer, sizes, device = decoder.mixers[0], self.sizes, decoder.device
+        assert isinstance(mixer, LatentAttention)
+        room = MAX_KEY_BYTES // (mixer.up_HXR[:, :, 0].numel() * decoder.dtype.itemsize)
+        num_contexts = min(room, sizes.max_positions)
+        keys = StepKeys.make(self.inputs, num_contexts, mixer.up_HXR, mixer.rope.head_dim)
+        work = PrefillWork.make(sizes.max_tokens, sizes.max_rows, 1, device)
+        return ExpandedChunks(self.inputs, keys, work)
 
 
 def _widest_output(decoder: Decoder[AnyLinear]) -> int:
