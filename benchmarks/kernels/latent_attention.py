@@ -72,7 +72,7 @@ FP8_TILINGS = ((32, 4, 3), (64, 8, 2))
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))
 """(positions of a block, warps, stages)"""
 
-EXPANDED_TILINGS = ((64, 64, 4, 3, 8), (128, 64, 8, 2, 8), (64, 64, 4, 2, 2))
+EXPANDED_TILINGS = ((64, 64, 4, 2, 8), (64, 64, 4, 3, 8), (128, 128, 8, 2, 8))
 """(queries, positions, warps, stages, programs of a multiprocessor)"""
 
 KEY_TILINGS = ((128, 256, 64, 8, 3, 1), (64, 256, 64, 4, 3, 1))
@@ -280,9 +280,10 @@ def _expanded_cases(
     work = PrefillWork.make(bucket, prefill_attention.MAX_ROWS, 1, inputs.counts.device)
     plan_prefill(inputs, work, bucket, begin_R=keys.begin_R)
     layer = LayerPages(_random(num_pages, 1, 1, PAGE_TOKENS, WIDTH))
-    q, absorbed = _random(bucket, heads, STILL + ROTATED), _random(bucket, heads, WIDTH)
-    out = _random(bucket, heads, VALUE)
-    queries = ChunkQueries(q[:, :, :STILL], absorbed[:, :, RANK:], out, SCALE)
+    q, out = _random(bucket, heads, STILL + ROTATED), _random(bucket, heads, VALUE)
+    positions = max(start + count for start, count in rows)
+    tables = RotaryTables(*torch.randn(2, positions, ROTATED // 2, device="cuda"))
+    queries = ChunkQueries(q, tables, out, SCALE)
     num_keys = sum(start + count for start, count in rows)
     made_bytes = 2.0 * num_keys * (heads * (STILL + VALUE) + ROTATED)
     pairs = sum(start * count + count * (count + 1) / 2 for start, count in rows)

@@ -54,7 +54,7 @@ def test_queries_and_values_of_heads(
     torch.testing.assert_close(values, expected, rtol=bound, atol=bound * rank)
 
 
-def test_tokens_that_see_no_latents_only_turn(device: torch.device) -> None:
+def test_tokens_that_see_no_latents_are_left_out(device: torch.device) -> None:
     torch.manual_seed(0)
     still, rotated, rank, num_tokens = 16, 8, 32, 40
     q_THD = torch.randn(num_tokens, HEADS, still + rotated, device=device)
@@ -68,8 +68,7 @@ def test_tokens_that_see_no_latents_only_turn(device: torch.device) -> None:
     absorb_queries(q_THD, key_up, positions, tables, found, sees_latents_T=sees)
     absorb_queries_reference(q_THD, key_up, positions, tables, expected)
     torch.testing.assert_close(found[30:], expected[30:], rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(found[:, :, rank:], expected[:, :, rank:], rtol=1e-5, atol=1e-5)
-    assert torch.equal(found[:30, :, :rank], before[:30, :, :rank])
+    assert torch.equal(found[:30], before[:30])
 
     values, expected = torch.randn(2, num_tokens, HEADS, 12, device=device)
     before, mixed = values.clone(), found[:, :, :rank].contiguous()

@@ -21,6 +21,7 @@ from services.compute.kernels.latent_prefill import (
     expanded_attention_reference,
 )
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.rotate_and_store import RotaryTables
 from tests.kernels.latent_steps import BOUNDS, MAX_ROWS, PAGE_TOKENS, Shape, Step
 
 SHAPES = [
@@ -56,8 +57,11 @@ def attend(step: Step, keys: StepKeys, up_HXL: Tensor) -> tuple[ChunkQueries, Te
     work = PrefillWork.make(step.bucket, MAX_ROWS, 1, up_HXL.device)
     plan_prefill(step.inputs, work, step.bucket, begin_R=keys.begin_R)
     out_THV = step.q_THW.new_full((step.bucket, step.shape.heads, width), torch.nan)
-    turned = step.q_THW[:, :, still : still + step.shape.rope_dim]
-    queries = ChunkQueries(step.q_THW[:, :, :still], turned, out_THV, step.shape.width**-0.5)
+    q_THD = step.q_THW[:, :, : still + step.shape.rope_dim].contiguous()
+    angles = torch.arange(300 * (step.shape.rope_dim // 2), device=up_HXL.device).float()
+    angles_PJ = angles.view(300, -1)
+    tables = RotaryTables(angles_PJ.cos(), angles_PJ.sin())
+    queries = ChunkQueries(q_THD, tables, out_THV, step.shape.width**-0.5)
     expanded_attention(queries, keys, step.inputs, work, step.bucket)
     return queries, out_THV
 

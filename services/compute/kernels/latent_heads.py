@@ -63,6 +63,20 @@ def _prefetch_map(
         prefetch_rows(w_ptr + tl.minimum(first_out, NUM_OUT - 1), row_I, 0, 1, 1)
 
 
+@triton.jit
+def load_turned(
+    x_T, cos_ptr, sin_ptr, position_T, mask_TJ, J: tl.constexpr, BLOCK_J: tl.constexpr
+):  # fmt: skip
+    """Columns at addresses [T, 1] rotated by halves, in float32."""
+    j_J = tl.arange(0, BLOCK_J)[None, :]
+    angle_TJ = position_T.to(tl.int64)[:, None] * J + j_J
+    cos_TJ = tl.load(cos_ptr + angle_TJ, mask=mask_TJ, other=0.0)
+    sin_TJ = tl.load(sin_ptr + angle_TJ, mask=mask_TJ, other=0.0)
+    first_TJ = tl.load(x_T + j_J, mask=mask_TJ, other=0.0).to(tl.float32)
+    second_TJ = tl.load(x_T + J + j_J, mask=mask_TJ, other=0.0).to(tl.float32)
+    return first_TJ * cos_TJ - second_TJ * sin_TJ, second_TJ * cos_TJ + first_TJ * sin_TJ
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _head_product_kernel(
     x_ptr,
@@ -104,35 +118,29 @@ def _head_product_kernel(
             _prefetch_map(map_ptr, first_out, W_IN, W_OUT, NUM_IN, NUM_OUT, BLOCK_O, BLOCK_I)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if sees_latents_ptr is not None:
+        sees_T = tl.load(sees_latents_ptr + token_T, mask=real_T, other=0)
+        if tl.max(sees_T, axis=0) == 0:
+            return
+        real_T = sees_T > 0
     NUM_TILES: tl.constexpr = (NUM_OUT + BLOCK_O - 1) // BLOCK_O
     J: tl.constexpr = P // 2
     if tl.program_id(0) == NUM_TILES:
         if cos_ptr is not None:
             j_J = tl.arange(0, BLOCK_J)
             mask_TJ = real_T[:, None] & (j_J[None, :] < J)
-            position_T = tl.load(positions_ptr + token_T, mask=real_T, other=0).to(tl.int64)
-            angle_TJ = position_T[:, None] * J + j_J[None, :]
-            cos_TJ = tl.load(cos_ptr + angle_TJ, mask=mask_TJ, other=0.0)
-            sin_TJ = tl.load(sin_ptr + angle_TJ, mask=mask_TJ, other=0.0)
-            first_TJ = tl.load(x_T + NUM_IN + j_J[None, :], mask=mask_TJ, other=0.0).to(tl.float32)
-            second_TJ = tl.load(x_T + NUM_IN + J + j_J[None, :], mask=mask_TJ, other=0.0).to(
-                tl.float32
+            position_T = tl.load(positions_ptr + token_T, mask=real_T, other=0)
+            first_TJ, second_TJ = load_turned(
+                x_T + NUM_IN, cos_ptr, sin_ptr, position_T, mask_TJ, J, BLOCK_J
             )
-            turned_TJ = (first_TJ * cos_TJ - second_TJ * sin_TJ).to(dtype)
-            tl.store(out_T + NUM_OUT + j_J[None, :], turned_TJ, mask=mask_TJ)
-            turned_TJ = (second_TJ * cos_TJ + first_TJ * sin_TJ).to(dtype)
-            tl.store(out_T + NUM_OUT + J + j_J[None, :], turned_TJ, mask=mask_TJ)
+            tl.store(out_T + NUM_OUT + j_J[None, :], first_TJ.to(dtype), mask=mask_TJ)
+            tl.store(out_T + NUM_OUT + J + j_J[None, :], second_TJ.to(dtype), mask=mask_TJ)
     else:
         o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
         i_I = tl.arange(0, BLOCK_I)
         w_IO = w_ptr + head.to(tl.int64) * W_HEAD + i_I[:, None] * W_IN + o_O[None, :] * W_OUT
         sum_TO = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
-        num_in = NUM_IN
-        if sees_latents_ptr is not None:
-            sees_T = tl.load(sees_latents_ptr + token_T, mask=real_T, other=0)
-            real_T = sees_T > 0
-            num_in = tl.where(tl.max(sees_T, axis=0) > 0, NUM_IN, 0)
-        for begin in range(0, num_in, BLOCK_I):
+        for begin in range(0, NUM_IN, BLOCK_I):
             inside_I = begin + i_I < NUM_IN
             x_TI = tl.load(
                 x_T + begin + i_I[None, :], mask=real_T[:, None] & inside_I[None, :], other=0.0
@@ -163,8 +171,7 @@ def absorb_queries(
     """Queries [T, H, N + P] become such of latents, [T, H, W]: the first N columns times the map of
     the head's keys, the others rotated by the token's position. Positions are read below the wait.
 
-    Of tokens of which `sees_latents_T` (latent_expansion.py) says that they see none, the first
-    columns stay as they were.
+    Tokens of which `sees_latents_T` (latent_expansion.py) says that they see none are left out.
 
     `invariant`: a token's result does not depend on how many there are; `tiling` is there to
     measure others than the chosen one.
@@ -213,7 +220,7 @@ def expand_values(
     pdl: bool = False,
 ) -> None:
     """Mixes of latents times the map of the head's values. Tokens of which `sees_latents_T` says
-    that they see none keep the results that they have."""
+    that they see none are left out, and keep the results that they have."""
     num_tokens, num_heads, rank = mixed_THR.shape
     width = value_up_HVR.shape[1]
     tiling = tiling or HeadTiling.of(

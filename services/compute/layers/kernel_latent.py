@@ -89,8 +89,7 @@ def attend_latent(
     out_TC = step.take(heads * attention.value_up_HVR.shape[1])
     out_THV = out_TC.view(num_tokens, heads, -1)
     if expanded is not None:
-        still_THN, turned_THP = q_THD[:, :, : attention.still_dim], absorbed_THW[:, :, rank:]
-        queries = ChunkQueries(still_THN, turned_THP, out_THV, attention.scale)
+        queries = ChunkQueries(q_THD, step.tables, out_THV, attention.scale)
         expand_latents(step.pages, expanded.keys, attention.up_HXR)
         expanded_attention(queries, expanded.keys, expanded.inputs, expanded.work, num_tokens)
     expand_values(
