@@ -1,9 +1,9 @@
 """Keys and values of heads, made of the latents that a step's chunks see: their contexts' and their
 own, as they lie in pages.
 
-Making them takes as many products as a chunk of 171 queries saves by seeing them instead of
-latents. Rows behind too long a context for the room, or with too few queries for it, see latents
-(latent_chunks.py): which do is decided on the device, so that one graph serves all steps.
+Making them takes what about 90 queries save by seeing them instead of latents. Where many rows with
+fewer each have long contexts, they see latents (latent_chunks.py), as do those whose contexts find
+no room: which do is decided on the device, so that one graph serves all steps.
 
 Shape legend: R rows, T tokens, K keys, H heads, L width of a latent, P of an entry's rotated part,
 X of a head's key, so far as it does not rotate, and value, O = H * X.
@@ -25,9 +25,14 @@ from services.compute.kernels.kv_format import LayerPages, dequantize
 from services.compute.kernels.prefill_plan import HOST_SMS
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, NUM_ROWS, StepInputs
 
-ENOUGH_QUERIES = 128
-"""From here on a chunk's queries are worth keys and values for whatever lies before them; fewer
-are for no more than twice as many positions."""
+ENOUGH_QUERIES = 96
+"""From here on a chunk's queries are worth keys and values for whatever lies before them, and fewer
+are for twice as many positions."""
+
+FEW_CONTEXTS = 4
+"""Other chunks take as long as the longest of their contexts over latents, which a multiprocessor
+reads in a row. Keys and values for up to about five times as many positions are made and read in
+that time."""
 
 PLACE_BLOCK, PLACE_PROGRAMS = 1024, 16
 """A row of 32,768 positions is two turns of each program."""
@@ -70,7 +75,7 @@ class StepKeys(NamedTuple):
         )
 
 
-_ENOUGH_QUERIES = tl.constexpr(ENOUGH_QUERIES)
+_ENOUGH_QUERIES, _FEW_CONTEXTS = tl.constexpr(ENOUGH_QUERIES), tl.constexpr(FEW_CONTEXTS)
 
 
 @triton.jit(do_not_specialize=["num_contexts"])
@@ -100,6 +105,9 @@ def _place_kernel(
     context_R = tl.load(q_start_R + r_R, mask=is_chunk_R, other=0)
     q_R = tl.load(q_len_R + r_R, mask=is_chunk_R, other=0)
     expands_R = is_chunk_R & (2 * q_R >= tl.minimum(context_R, 2 * _ENOUGH_QUERIES))
+    other_R = tl.where(expands_R, 0, context_R)
+    are_few = tl.sum(other_R, axis=0) <= tl.max(other_R, axis=0) * _FEW_CONTEXTS
+    expands_R = is_chunk_R & (expands_R | are_few)
     reach_R = tl.cumsum(tl.where(expands_R, context_R, 0), axis=0)
     expands_R = expands_R & ((context_R == 0) | (reach_R <= num_contexts))
     length_R = tl.where(expands_R, context_R + q_R, 0)
@@ -312,10 +320,15 @@ def place_keys_reference(
     inputs: StepInputs, keys: StepKeys, page_table_NL: Tensor, page_tokens: int
 ) -> None:
     begin = reach = 0
+    contexts = [int(start) for start in inputs.q_start_R]
+    chunks = range(int(inputs.counts[NUM_DECODE_ROWS]), int(inputs.counts[NUM_ROWS]))
+    lengths = {row: int(inputs.q_len_R[row]) for row in chunks}
+    worth = {row for row in chunks if 2 * lengths[row] >= min(contexts[row], 2 * ENOUGH_QUERIES)}
+    others = [contexts[row] for row in chunks if row not in worth]
+    if sum(others) <= FEW_CONTEXTS * max(others, default=0):
+        worth = set(chunks)
     for row in range(int(inputs.counts[NUM_ROWS])):
-        context, num_q = int(inputs.q_start_R[row]), int(inputs.q_len_R[row])
-        expands = row >= int(inputs.counts[NUM_DECODE_ROWS])
-        expands &= 2 * num_q >= min(context, 2 * ENOUGH_QUERIES)
+        context, num_q, expands = contexts[row], int(inputs.q_len_R[row]), row in worth
         reach += context * expands
         expands &= not context or reach <= keys.num_contexts
         length = (context + num_q) * expands

@@ -48,7 +48,7 @@ def assert_logits_alike(
 
     step(9, 18, 0)
     step(1, 0, 0)
-    step(1, 3, 5)  # of latents: the second row sees these, the third what is made of them
+    step(1, 3, 5)
     step(1, 1, 1)
     assert counted(runner) == counted(cpu_runner)
 

@@ -56,6 +56,16 @@ def test_logits_are_those_of_the_cpu(
     assert_logits_alike(tmp_path, {"batch_invariant": batch_invariant}, 1e-3, device)
 
 
+def test_contexts_that_no_keys_have_room_for_are_seen_as_latents(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a step with a chunk that has no context, and so has keys."""
+    monkeypatch.setattr("services.compute.runner.cuda.step_machine.MAX_KEY_BYTES", 0)
+    family = FAMILIES["deepseek v3"]
+    family.save(make_random(family.model(**SIZES)), tmp_path)
+    assert_logits_alike(tmp_path, {}, 1e-3, device)
+
+
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 
 
