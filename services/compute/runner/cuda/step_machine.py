@@ -341,7 +341,7 @@ class StepMachine:
         mixer, sizes, device = decoder.mixers[0], self.sizes, decoder.device
         assert isinstance(mixer, LatentAttention)
         room = MAX_KEY_BYTES // (mixer.up_HXR[:, :, 0].numel() * decoder.dtype.itemsize)
-        num_contexts = min(room, sizes.max_positions)
+        num_contexts = min(room, sizes.max_rows * sizes.max_positions)
         keys = StepKeys.make(self.inputs, num_contexts, mixer.up_HXR, mixer.rope.head_dim)
         work = PrefillWork.make(sizes.max_tokens, sizes.max_rows, 1, device)
         return ExpandedChunks(self.inputs, keys, work)
