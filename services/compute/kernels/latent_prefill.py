@@ -53,8 +53,8 @@ class ChunkTiling:
     @staticmethod
     def of(dtype: torch.dtype) -> ChunkTiling:
         """In tiles of 64 queries, two programs of which fit, keys come from the L2 cache twice as
-        often: 16 heads on an H100 take 1,548 us for 2,048 tokens after 30,000, and 1,310 in those
-        of 128; 37 prompts of 220 tokens, half of whose tiles lies beyond the diagonal, 91 and 96.
+        often: 16 heads on an H100 took 1,689 us for 2,048 tokens after 30,000, and 1,456 in those
+        of 128; 37 prompts of 220 tokens, half of whose tiles lies beyond the diagonal, 85 and 96.
         """
         if dtype == torch.float32:
             return ChunkTiling(32, 32, num_warps=8, num_stages=2, programs_per_sm=1)
