@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": "measure a server under load",
     "timeline": "draw what the processes of a server did in the last seconds",
     "replay": "run a recording of the compute service again and compare",
+    "stage": "run a stage of a model that several hosts share",
     "health": "exit with 0 if a service of this host is ready, with 1 if not",
     "keys": "make the keys for links between hosts",
     "version": "print the version",
@@ -28,7 +29,7 @@ COMMANDS = {
 MODULES = {
     **dict.fromkeys(("chat", "complete"), "chat"),
     **dict.fromkeys(("pull", "list", "rm"), "models"),
-    **dict.fromkeys(("health", "keys", "replay", "timeline", "version"), "operations"),
+    **dict.fromkeys(("health", "keys", "replay", "stage", "timeline", "version"), "operations"),
 }
 
 

@@ -165,7 +165,7 @@ def is_open_to_others(mode: int, owner: int, reader: int) -> bool:
     return bool(mode & (0o037 if owner == 0 != reader else 0o077))
 
 
-class Authenticator:
+class Doorkeeper:
     """Answers libzmq's question whether a client's key is one of ours (ZAP, RFC 27)."""
 
     def __init__(self, context: zmq.Context[Any], keys: Keys) -> None:
@@ -174,16 +174,8 @@ class Authenticator:
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ZAP_ENDPOINT)
-        self._loop = asyncio.get_running_loop()
-        self._fd = self.socket.getsockopt(zmq.FD)
-        self._loop.add_reader(self._fd, self._answer_all)
-        self._loop.call_soon(self._answer_all)
 
-    def close(self) -> None:
-        self._loop.remove_reader(self._fd)
-        self.socket.close(0)
-
-    def _answer_all(self) -> None:
+    def answer_all(self) -> None:
         """Answer until no question is left: the descriptor signals the first one only."""
         while not self.socket.closed and self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             self.socket.send_multipart(self._answer(self.socket.recv_multipart(zmq.NOBLOCK)))
@@ -201,3 +193,18 @@ class Authenticator:
             self.num_refused += 1
         status = (b"200", b"OK") if known else (b"400", b"unknown key")
         return [b"1.0", request_id, *status, b"", b""]
+
+
+class Authenticator(Doorkeeper):
+    """One that answers on an actor's loop."""
+
+    def __init__(self, context: zmq.Context[Any], keys: Keys) -> None:
+        super().__init__(context, keys)
+        self._loop = asyncio.get_running_loop()
+        self._fd = self.socket.getsockopt(zmq.FD)
+        self._loop.add_reader(self._fd, self.answer_all)
+        self._loop.call_soon(self.answer_all)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self.socket.close(0)

@@ -1,4 +1,4 @@
-"""`slipstream health`, `keys`, `replay`, `timeline` and `version`: for operators."""
+"""`slipstream health`, `keys`, `replay`, `stage`, `timeline` and `version`: for operators."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ compare every result with the recorded one, bit by bit. [compute] record_dir
 makes recordings. After a crash of the device this shows whether the same step
 fails again. Exits with 0 if all is equal, with 1 if not, and with 2 if it
 cannot be replayed here."""
+STAGE = """\
+Run a stage of a model whose layers are split over several hosts. It waits at
+its inbox for the compute service that leads, whose [compute] pipeline_stages
+has the inboxes of all stages, and loads what this one says. It ends when that
+one does, to be started again."""
 TIMELINE = """\
 Write what every process of a running server did in the last seconds as a trace
 for Perfetto or Chrome: plan, launch, wait, commit and send of each step, the
@@ -145,6 +150,24 @@ def replay(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     return subprocess.run([*command, *([options.model] if options.model else [])]).returncode
 
 
+def add_stage_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("inbox", metavar="INBOX", help="where it waits, as tcp://10.0.0.2:7100")
+    add("--model", metavar="DIR", help="the model's folder (default: the leader's)")
+    add("--keys", metavar="DIR", help="the deployment's keys, as in [links] curve_dir")
+    insecure = "do without keys on loopback, as [links] insecure"
+    add("--insecure", action="store_true", help=insecure)
+
+
+def stage(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    command = [sys.executable, "-m", "services.compute.runner.stage", options.inbox]
+    for name in ("model", "keys"):
+        if value := getattr(options, name):
+            command += [f"--{name}", value]
+    command += ["--insecure"] * options.insecure
+    os.execv(sys.executable, command)
+
+
 def version(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     import importlib.metadata
 
@@ -159,6 +182,7 @@ COMMANDS = {
     "health": Command(HEALTH, health, add_health_options),
     "keys": Command(KEYS, keys, add_keys_options),
     "replay": Command(REPLAY, replay, add_replay_options),
+    "stage": Command(STAGE, stage, add_stage_options),
     "timeline": Command(TIMELINE, timeline, add_timeline_options),
     "version": Command(VERSION, version),
 }

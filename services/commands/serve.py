@@ -47,8 +47,6 @@ MORE = {"compute": ("--data-parallel-size", "-dp")}  # names of the option elsew
 INSTEAD = {
     "--model": "give the model without an option: slipstream serve MODEL",
     "--model-path": "give the model without an option: slipstream serve MODEL",
-    "--pipeline-parallel-size": "use --tensor-parallel-size N, which splits every layer over N "
-    "GPUs",
     "--max-num-batched-tokens": "use --max-prefill-tokens for the prompt tokens of one step",
     "--chunked-prefill-size": "use --max-prefill-tokens for the prompt tokens of one step",
     "--enable-chunked-prefill": "long prompts are always computed in chunks",
@@ -114,6 +112,8 @@ def _add_model(parser: Parser) -> None:
     for name in ("device", "dtype", "kv_cache_dtype", "quantization", "pin", "load_format"):
         add_setting(group, f"compute.{name}")
     add_setting(group, "compute.tensor_parallel_size", "--tensor-parallel-size", "-tp", metavar="N")
+    sizes = "--pipeline-parallel-size", "-pp"
+    add_setting(group, "compute.pipeline_parallel_size", *sizes, metavar="N")
     on_off: Any = {"action": argparse.BooleanOptionalAction}
     add_setting(
         group, "compute.enable_expert_parallel", "--enable-expert-parallel", "-ep", **on_off

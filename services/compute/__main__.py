@@ -14,7 +14,7 @@ from services.compute.device import ModelDevice
 
 
 def make(config: ServiceConfig[ComputeSettings]) -> ComputeActor:
-    device = ModelDevice(config.model, config.own)
+    device = ModelDevice(config.model, config.own, config.links)
     return ComputeActor(config.own, device, Registration("compute", config.links.routers))
 
 

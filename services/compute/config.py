@@ -71,6 +71,18 @@ class ComputeSettings(Settings):
         False,
         description="on GPUs: exchange such copies while the model serves, by what tokens choose",
     )
+    pipeline_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="stages that the model's layers are split over, each a process",
+    )
+    pipeline_stages: tuple[str, ...] = Field(
+        (),
+        description="where stages on several hosts meet, an inbox each in the order of layers, as "
+        "tcp://ADDRESS:PORT; this process is the last, and `slipstream stage` starts the others "
+        "(default: all are on this host and started by this process)",
+    )
     max_model_len: int = Field(
         0, ge=0, description="longest prompt and answer (default: the model's)"
     )

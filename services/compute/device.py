@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from common.config import ModelSettings
+from common.config import LinkSettings, ModelSettings
 from common.errors import ConfigError
 from common.messages.control import ModelCard
 from common.model_folder import locate, read_matryoshka, sampling_defaults
@@ -16,7 +16,7 @@ from common.tokenizer_folder import describe_worker
 from services.compute.config import ComputeSettings
 from services.compute.grammar.protocol import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.runner.registry import load_runner
+from services.compute.runner.registry import NO_LINKS, load_runner
 from services.compute.runner.row_costs import measure
 from services.compute.scheduler.drafting import DraftPolicy
 from services.compute.scheduler.policies import make_policy
@@ -32,9 +32,13 @@ KEPT_PART = 256
 class ModelDevice:
     """A model folder on the device that the settings name."""
 
-    def __init__(self, model: ModelSettings, settings: ComputeSettings) -> None:
+    def __init__(
+        self, model: ModelSettings, settings: ComputeSettings, links: LinkSettings = NO_LINKS
+    ) -> None:
+        """`links`: what protects those to stages on other hosts."""
         self._model = model
         self._settings = settings
+        self._links = links
         self._folder: Path = locate(model.path, model.revision)
         self._card: ModelCard | None = None
 
@@ -49,7 +53,7 @@ class ModelDevice:
         defaults = sampling_defaults(self._folder)  # first: the weights may take minutes
         matryoshka = read_matryoshka(self._folder)
         settings = self._settings
-        runner = load_runner(self._folder, settings)
+        runner = load_runner(self._folder, settings, self._links)
         spec = runner.spec()
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
         drafts = draft_policy(settings, runner)
@@ -103,7 +107,8 @@ def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> Scheduler
         max_prefill_tokens=settings.max_prefill_tokens
         or max(1, spec.max_step_tokens - spec.max_num_seqs),
         prefix_cache=settings.prefix_cache,
-        in_flight_steps=settings.in_flight_steps if spec.overlaps else 0,
+        in_flight_steps=spec.steps_ahead(settings.in_flight_steps),
+        num_groups=spec.num_stages,
     )
 
 

@@ -71,7 +71,8 @@ class Engine:
     """One device's loop body, split where the actor has to turn its own loop.
 
     `in_flight_steps` is how many launched steps may be without a result when the next is planned;
-    a runner that does not overlap gets 0, since waiting there would only delay its tokens.
+    a runner that does not overlap gets 0, since waiting there would only delay its tokens, or
+    as many as it has stages beside this process's.
     `on_step_error` gets the error of a broken step and the attempts that it ended, with the
     traceparent of each. `mask_source` makes the masks of structured samples. The forward pass of
     their step is launched as any other; its sampling (`sample`) when all earlier steps have been
@@ -89,7 +90,7 @@ class Engine:
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._depth = in_flight_steps if runner.spec().overlaps else 0
+        self._depth = runner.spec().steps_ahead(in_flight_steps)
         self._clock = clock
         self._on_step_error = on_step_error
         self._mask_source = mask_source
@@ -116,11 +117,11 @@ class Engine:
 
     def waits_for_masks(self) -> bool:
         """Whether the sampling of the one step in flight is what comes next."""
-        return len(self._in_flight) == 1 and self._in_flight[0].masked
+        return len(self._in_flight) == 1 and self._in_flight[0].masked and not self.is_computing
 
     def launch_delay_s(self) -> float:
         """How long planning can still wait for new requests without the device running dry."""
-        if not self._in_flight or not self.has_room:
+        if not (self._in_flight and self.has_room and self._runner.spec().overlaps):
             return 0.0
         newest = self._in_flight[-1]
         return self._timer.launch_at_s(newest.kind, newest.launched_s) - self._clock()
@@ -149,7 +150,9 @@ class Engine:
             if self._mask_source is not None and plan.slots:
                 self._mask_source.place(plan.slots)
             ticket = self._forward(plan)
-            computing = not (self._runner.spec().overlaps or self._runner.go_on(ticket))
+            computing = not self._runner.spec().overlaps
+            if computing and not self._depth:  # in a pipeline it waits for its turn
+                computing = not self._runner.go_on(ticket)
             if not (plan.structured or computing):
                 ticket = self._runner.sample(ticket)
         except FatalError:
@@ -171,11 +174,11 @@ class Engine:
     @property
     def is_computing(self) -> bool:
         """Whether `go_on` has a step to compute, in this thread."""
-        return bool(self._in_flight) and self._in_flight[-1].computing
+        return bool(self._in_flight) and self._in_flight[0].computing
 
     def go_on(self) -> None:
-        """Compute a slice of the step that is being computed."""
-        step = self._in_flight[-1]
+        """Compute a slice of the oldest step."""
+        step = self._in_flight[0]
         try:
             step.computing = not self._runner.go_on(step.ticket)
             if not (step.computing or step.masked):
@@ -183,14 +186,14 @@ class Engine:
         except FatalError:
             raise
         except Exception as error:
-            self._in_flight.pop()
+            self._in_flight.popleft()
             self._fail(step.plan, error)
         step.launched_s = self._clock()  # it need not be waited for
         self.num_slices += 1
 
     def drop_computing(self) -> None:
-        """Forget the step that is being computed in this thread; its requests are to end."""
-        if self.is_computing:
+        """Forget the steps that this thread has to compute; their requests are to end."""
+        while self._in_flight and self._in_flight[-1].computing:
             self._in_flight.pop()
 
     def _plan(self, now_s: float) -> StepPlan | None:

@@ -59,8 +59,10 @@ class StepLoop:
                 continue
             await self._sleep_until_near(self._engine.launch_delay_s())
             launched = self._engine.launch()
-            await self._compute()
             if launched and self._engine.has_room:
+                continue
+            await self._compute()
+            if self._engine.is_computing:
                 continue
             if not self._engine.num_in_flight:
                 # The policy waits for more requests, or for its window; or pages are on their way.
@@ -75,7 +77,10 @@ class StepLoop:
                 self._deliver(of_step=True)
 
     async def _compute(self) -> None:
-        """Compute a long step of the CPU while the loop turns, so that it never seems to hang."""
+        """Compute a long step of the CPU while the loop turns, so that it never seems to hang.
+
+        Where a pipeline has room, only a slice: there may be something to plan by now.
+        """
         while self._engine.is_computing:
             if self._closing:
                 self._engine.drop_computing()
@@ -85,6 +90,8 @@ class StepLoop:
             self.longest_block_s = max(self.longest_block_s, time.thread_time() - began_s)
             await asyncio.sleep(0)
             self._deliver()  # ends of what was aborted or refused meanwhile
+            if self._engine.has_room:
+                return
 
     async def _sample(self) -> None:
         delay_s = self._engine.mask_delay_s()

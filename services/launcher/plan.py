@@ -92,8 +92,21 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Processes of each compute; on GPUs each has one."""
-        text = self.value("compute", "tensor_parallel_size")
+        """Ranks of each compute; on GPUs each has one."""
+        return self._size("tensor_parallel_size")
+
+    @property
+    def num_stages(self) -> int:
+        """Processes that a compute's layers are split over."""
+        return self._size("pipeline_parallel_size")
+
+    @property
+    def num_processes(self) -> int:
+        """Of each compute."""
+        return self.num_ranks * self.num_stages
+
+    def _size(self, name: str) -> int:
+        text = self.value("compute", name)
         return max(1, int(text)) if text.isdecimal() else 1  # compute reports a mistake
 
     @property
@@ -150,7 +163,7 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
         routers=[f"{LIST_SCHEME}{run_dir}/{ROUTERS_FILE}"],
         curve_dir="",  # no other user can enter the folder
     )
-    if (num_processes := plan.most_computes * plan.num_ranks) > 1:
+    if (num_processes := plan.most_computes * plan.num_processes) > 1:
         threads = max(1, (len(available_cpus()) - 1) // num_processes)
         tables.setdefault("compute", {}).setdefault("max_threads", threads)
     if plan.autoscale:

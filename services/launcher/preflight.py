@@ -128,6 +128,8 @@ def check_ranks(plan: Plan, device: str, num_gpus: int) -> None:
     Of `num_gpus` 0 means that nobody knows.
     """
     ranks, computes = plan.num_ranks, plan.most_computes
+    if plan.num_stages > 1:
+        _check_stages(plan, device)
     if ranks == 1:  # several computes may share a GPU
         return
     option = f"--tensor-parallel-size {ranks}"
@@ -138,6 +140,30 @@ def check_ranks(plan: Plan, device: str, num_gpus: int) -> None:
         raise ConfigError(
             f"{option}{copies}: that takes {ranks * computes} GPUs, and {num_gpus} can be used "
             "here; ask for fewer"
+        )
+
+
+def _check_stages(plan: Plan, device: str) -> None:
+    option = f"--pipeline-parallel-size {plan.num_stages}"
+    if device == "sim":
+        raise ConfigError(f"{option}: the device sim has no model to split; leave it out")
+    if device == "cuda":
+        raise ConfigError(
+            f"{option}: stages run on the CPU only so far; on GPUs take --tensor-parallel-size"
+        )
+    if plan.num_ranks > 1:
+        raise ConfigError(
+            f"{option}: stages cannot be split over ranks as well yet; leave "
+            "--tensor-parallel-size out"
+        )
+    if plan.value("compute", "speculative_config") != "off":
+        raise ConfigError(
+            f"{option}: there are no drafts in stages yet; leave --speculative-config out"
+        )
+    if plan.value("compute", "pipeline_stages") not in ("", "()", "[]"):
+        raise ConfigError(
+            f"{option}: stages on other hosts meet a compute service that is started by itself, as "
+            "in a container; leave [compute] pipeline_stages out"
         )
 
 
@@ -160,6 +186,11 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         )
     if plan.value("compute", "enable_expert_parallel").lower() == "true":
         check_spread(shape.experts, plan.num_ranks)
+    if plan.num_stages > shape.num_layers:
+        raise ConfigError(
+            f"--pipeline-parallel-size {plan.num_stages}: the model has {shape.num_layers} layers, "
+            "of which each of its stages needs one; lower it"
+        )
     longest = shape.max_position_embeddings
     max_model_len = _whole(plan, "max_model_len")
     if max_model_len > longest:

@@ -1,4 +1,5 @@
-"""Which part of a model a rank has: of the widths that are split, and of the heads of attention."""
+"""Which part of a model a rank has: of its layers, of widths that are split, and of the heads of
+attention."""
 
 from __future__ import annotations
 
@@ -49,11 +50,33 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's place among all; parts are contiguous, in the order of ranks, and may differ."""
+    """One rank's place among all, and its stage's; parts are contiguous, in the order of ranks and
+    of stages, and may differ."""
 
     rank: int = 0
     size: int = 1
     placement: ExpertPlacement | None = None  # of whole experts; None: a rank has a part of each
+    stage: int = 0
+    num_stages: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its stage begins with tokens, not with what another one has made of them."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its stage makes logits."""
+        return self.stage == self.num_stages - 1
+
+    def layers(self, count: int) -> range:
+        """The stage's of so many; raises ConfigError if there is not one for each."""
+        if count < self.num_stages:
+            raise ConfigError(
+                f"compute.pipeline_parallel_size is {self.num_stages}, and the model has {count} "
+                "layers, of which each stage needs one; lower it."
+            )
+        return even(count, self.num_stages, self.stage)
 
     def part(self, count: int) -> range:
         """The rank's part of a width or a vocabulary, in the unit that makes the largest part

@@ -8,7 +8,7 @@ Shape legend: K kv heads, L positions of a sequence, D head width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -76,6 +76,14 @@ class CacheLayout:
                 at[span] = Place(last.group, last.number + 1)
             places.append(at[span])
         return CacheLayout(size * widest, tuple(groups), tuple(places), per_group)
+
+    def of_layers(self, spans: Sequence[AttentionSpan]) -> CacheLayout:
+        """The same pages for other layers, of each span at most as many."""
+        free = {
+            span: iter([place for place in self.places if self.spans[place.group] == span])
+            for span in set(spans)
+        }
+        return replace(self, places=tuple(next(free[span]) for span in spans))
 
 
 class PagedCache:

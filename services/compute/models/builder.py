@@ -27,8 +27,9 @@ from services.compute.layers.parts import (
     Mixer,
 )
 from services.compute.layers.rope import RopeDefaults, RopeSpec, read_rope
-from services.compute.layers.weighted_layers import Embedding, LinearMaker, Norm
+from services.compute.layers.weighted_layers import LinearMaker, Norm
 from services.compute.models.decoder import Decoder
+from services.compute.models.ends import LLAMA_NAMES, Ends, TopNames
 from services.compute.models.expert_tensors import (
     QWEN_EXPERTS,
     ExpertModules,
@@ -54,25 +55,12 @@ class NormForm:
     round_first: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TopNames:
-    """Names of the tensors, and of the layers, that are not in a layer."""
-
-    embedding: str = "model.embed_tokens"
-    layers: str = "model.layers"
-    norm: str = "model.norm"
-    head: str = "lm_head"
-
-
-LLAMA_NAMES = TopNames()
-
-
 class Builder(Generic[L]):
     """Takes the tensors of one checkpoint in the order in which a family asks for them.
 
     Its methods raise ModelError for what is missing or of another shape. Of a model that several
     ranks share they make this rank's part: of maps before heads and inner widths its rows, of those
-    behind them its columns, whose results are to be added up.
+    behind them its columns, whose results are to be added up. Of a stage they make its layers.
     """
 
     def __init__(
@@ -86,6 +74,7 @@ class Builder(Generic[L]):
     ) -> None:
         self.shape = shape  # of the whole model
         self.heads = shard.heads(shape.num_heads, shape.num_kv_heads)
+        self.layers = shard.layers(shape.num_layers)
         self.raw = raw
         self.needs_head = True  # False: it may be missing, as where only embeddings are made
         self._spans = spans
@@ -97,7 +86,12 @@ class Builder(Generic[L]):
 
     @property
     def layer_number(self) -> int:
-        """Of the layer that is being made."""
+        """Of the layer that is being made, among all of the model."""
+        return self.layers.start + len(self._mixers)
+
+    @property
+    def mixer_number(self) -> int:
+        """Of its mixer, among those that are made here."""
         return len(self._mixers)
 
     @property
@@ -110,7 +104,7 @@ class Builder(Generic[L]):
     @property
     def span(self) -> AttentionSpan:
         """Which positions the queries of the layer that is being made see."""
-        return self._spans[len(self._mixers)]
+        return self._spans[self.layer_number]
 
     @property
     def layer_type(self) -> str:
@@ -198,7 +192,7 @@ class Builder(Generic[L]):
         """The next layer's attention; `more` is `Attention`'s."""
         shape = self.shape
         mixer = Attention(
-            layer=self.layer_number,
+            layer=self.mixer_number,
             num_heads=len(self.heads.queries),
             num_kv_heads=len(self.heads.kv),
             head_dim=shape.head_dim,
@@ -353,28 +347,24 @@ class Builder(Generic[L]):
         head_bias: bool = False,
         **more: Any,
     ) -> Decoder[L]:
-        """The whole model; layers are made of where their names begin, `more` is `Decoder`'s.
+        """The whole model, or a stage of it; layers are made of where their names begin, `more` is
+        `Decoder`'s.
 
         Raises ModelError for tensors that are left over.
         """
         shape, weights = self.shape, self._weights
-        size = (shape.vocab_size, shape.hidden_size)
-        embedding = Embedding(weights.take(f"{names.embedding}.weight", size), embedding_scale)
-        layers = tuple(make_layer(f"{names.layers}.{n}") for n in range(shape.num_layers))
+        ends = Ends(weights, shape, self._shard, names, self.needs_head)
+        embedding = ends.embedding(embedding_scale)
+        for number in range(shape.num_layers):
+            if number not in self.layers:
+                weights.skip(f"{names.layers}.{number}.")
+        layers = tuple(make_layer(f"{names.layers}.{number}") for number in self.layers)
         final_norm = self.norm(names.norm, norm)
-        tied = shape.tie_word_embeddings
-        has_head = self.needs_head or tied or weights.has(names.head)
-        part, bias_V = self._shard.part(shape.vocab_size), None
-        if head_bias and has_head:
-            bias_V = _of(part, weights.stack([f"{names.head}.bias"], size[:1]))
-        if not has_head:
-            head = self._add(embedding.weight_VE, None)
-        elif tied:
-            weights.skip(f"{names.head}.")
-            head = self._add(weights.tied_head(_of(part, embedding.weight_VE)), bias_V)
+        made = ends.head(embedding, head_bias)
+        if made is None and not self._shard.is_last:
+            head = self._linears[-1]
         else:
-            cut = UNCUT if len(part) == shape.vocab_size else Cut(torch.tensor(part))
-            head = self._add(weights.head(names.head, size, cut), bias_V)
+            head = self._add(*(made or (embedding.weight_VE, None)))
         weights.finish()
         return Decoder(
             shape,
@@ -384,7 +374,8 @@ class Builder(Generic[L]):
             tuple(self._linears),
             final_norm,
             head,
-            has_head,
+            made is not None,
+            first_layer=self.layers.start,
             **more,
         )
 

@@ -29,6 +29,7 @@ class Decoder(Generic[L]):
     has_head: bool = True  # False: `head` only stands in its place, as it makes no text
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    first_layer: int = 0  # its number in the model, of which this may be a stage
 
     @property
     def device(self) -> torch.device:
@@ -42,7 +43,8 @@ class Decoder(Generic[L]):
     def mixtures(self) -> dict[int, Experts[L]]:
         """By the layers that have experts."""
         parts = [layer.parts[1] for layer in self.layers]
-        return {number: part for number, part in enumerate(parts) if isinstance(part, Experts)}
+        numbered = enumerate(parts, self.first_layer)
+        return {number: part for number, part in numbered if isinstance(part, Experts)}
 
     @property
     def expert_tokens(self) -> dict[int, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.layers.eager_attention import EagerAttention
 from services.compute.layers.eager_step import EagerStep, RopeTables, normalised
+from services.compute.layers.parts import Hidden
 from services.compute.layers.weighted_layers import LinearMap
 from services.compute.models.decoder import Decoder
 
@@ -26,13 +27,16 @@ class EagerDecoder:
         self._ranks = ranks
         self._tables = RopeTables(decoder.mixers, max_positions, decoder.dtype)
 
-    def forward(self, tokens_T: Tensor, attention: EagerAttention) -> Generator[None, None, Tensor]:
-        """Hidden states [T, E] after the last layer, not yet normalised; pauses after each."""
+    def forward(
+        self, tokens_T: Tensor, attention: EagerAttention, x_TE: Tensor | None = None
+    ) -> Generator[bool, None, Tensor]:
+        """Hidden states [T, E] after the last layer, not yet normalised; pauses after each, with
+        more to compute. `x_TE` is what an earlier stage has made of the tokens."""
         step = EagerStep(tokens_T, attention, self._tables, self._ranks)
-        hidden = step.embed(self._decoder.embedding)
+        hidden = step.embed(self._decoder.embedding) if x_TE is None else Hidden(x_TE)
         for layer in self._decoder.layers:
             layer(hidden, step)
-            yield
+            yield True
         return hidden.x_TE
 
     @property

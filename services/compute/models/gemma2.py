@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
-from services.compute.models.builder import LLAMA_NAMES, PLAIN_ROPE, Builder, NormForm, TopNames
+from services.compute.models.builder import PLAIN_ROPE, Builder, NormForm
 from services.compute.models.decoder import Decoder
+from services.compute.models.ends import LLAMA_NAMES, TopNames
 from services.compute.models.family import Family, WindowedConfig
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from services.compute.layers.rope import RopeDefaults
-from services.compute.models.builder import Builder, TopNames
+from services.compute.models.builder import Builder
 from services.compute.models.decoder import Decoder
+from services.compute.models.ends import TopNames
 from services.compute.models.family import Family
 from services.compute.models.gemma2 import Gemma2Config
 from services.compute.models.gemma2 import build as build_gemma2

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
-from services.compute.models.builder import Builder, NormForm, TopNames
+from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
+from services.compute.models.ends import TopNames
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.llama import LlamaConfig
 from services.compute.models.llama import build as build_llama

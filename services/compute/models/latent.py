@@ -49,7 +49,7 @@ def latent_attention(
     )
     up_HXR = _expansion(make, at, latent)[mine.start : mine.stop]
     mixer = LatentAttention(
-        layer=make.layer_number,
+        layer=make.mixer_number,
         num_heads=len(mine),
         down=down,
         out=make.out(f"{at}.o_proj", width=latent.value_dim),

@@ -17,8 +17,9 @@ from services.compute.layers.parts import Layer, LayerPart, SerialLayer, Sublaye
 from services.compute.layers.rope import RopeDefaults
 from services.compute.layers.temperature import Temperature
 from services.compute.layers.weighted_layers import Norm
-from services.compute.models.builder import LLAMA_NAMES, Builder, NormForm, TopNames
+from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
+from services.compute.models.ends import LLAMA_NAMES, TopNames
 from services.compute.models.expert_tensors import ExpertModules
 from services.compute.models.family import Family, LocalConfig, rotates
 from services.compute.models.gemma3 import NAMES_BESIDE_IMAGES

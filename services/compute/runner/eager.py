@@ -23,6 +23,7 @@ from common.errors import ConfigError
 from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
+from services.compute.distributed.stages import ONE_STAGE, Stages
 from services.compute.expert_counters import ExpertCounters, HostCounters
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.step_buffers import (
@@ -117,7 +118,7 @@ class EagerTicket:
     start_s: float
     rows: Rows
     logits_SV: Tensor
-    work: Generator[None, None, None] | None = None
+    work: Generator[bool, None, None] | None = None
     scores: dict[int, RowScores] = field(default_factory=dict)
     embeddings: dict[int, Float32Array] = field(default_factory=dict)
     sampled: Sampled | None = None
@@ -133,7 +134,7 @@ class EagerExecutor:
     def __init__(self, loader: ModelLoader, model: EagerDecoder, limits: Limits) -> None:
         settings, shape, pooling = loader.settings, loader.config.shape, loader.pooling
         self._model = model
-        self._ranks = loader.ranks
+        self._ranks, self._stages, self._shard = loader.ranks, loader.stages, loader.shard
         self._cache = loader.cache(limits.num_pages, limits.num_host_pages)
         self._layers = layers_of(self._cache)
         self._geometry = Geometry(
@@ -142,6 +143,7 @@ class EagerExecutor:
             * len(loader.heads.kv)
             // shape.num_kv_heads,
         )
+        self._hidden_size, self._dtype = shape.hidden_size, loader.dtype
         self._spans = loader.layout.spans
         self._sampler = Sampler(settings.max_num_seqs, shape.vocab_size)
         self._pools: EagerPooler | None = None
@@ -200,16 +202,17 @@ class EagerExecutor:
         return is_done
 
     def _go_on(self, ticket: EagerTicket, until_s: float) -> bool:
-        for _ in ticket.work or ():
-            if time.monotonic() >= until_s:
+        for computes in ticket.work or ():
+            if not computes or time.monotonic() >= until_s:
                 return False
         ticket.work = None
         return True
 
     def _compute(
         self, ticket: EagerTicket, step: StepUpload, rows: Rows
-    ) -> Generator[None, None, None]:
-        """The forward pass; pauses where the loop may turn, which takes a layer at most."""
+    ) -> Generator[bool, None, None]:
+        """The forward pass; pauses where the loop may turn, which takes a layer at most, and says
+        whether there is anything to compute yet."""
         q_start, q_len = rows.q_start_R, rows.q_len_R
         num_pages = -(-int((q_start + q_len).max()) // self._geometry.page_tokens)
         tables_GRL = self._tables_GNL[:, :, :num_pages][:, rows.slots_R]
@@ -219,11 +222,18 @@ class EagerExecutor:
             for tables, span in zip(tables_GRL, self._spans, strict=True)
         )
         attention = EagerAttention(self._cache, works, self._layers)
-        x_TE = yield from self._model.forward(torch.from_numpy(rows.tokens_T), attention)
+        before_TE = (
+            None if self._shard.is_first else (yield from self._received(len(rows.tokens_T)))
+        )
+        tokens_T = torch.from_numpy(rows.tokens_T)
+        x_TE = yield from self._model.forward(tokens_T, attention, before_TE)
+        if not self._shard.is_last:
+            self._stages.send(x_TE)
+            return
         if step.header[NUM_SCORES]:
             for score in step.scores():
                 ticket.scores[score.row] = self._score(step, x_TE, score)
-                yield
+                yield True
         if step.header[NUM_POOLS] and self._pools is not None:
             ticket.embeddings = self._pools.take(step, x_TE, self._model.normed)
         last = np.cumsum(q_len)[rows.sample_row_S] - 1
@@ -231,11 +241,19 @@ class EagerExecutor:
             x_TE = x_TE.index_select(0, torch.from_numpy(last))
         ticket.logits_SV = self._model.logits(x_TE)
 
+    def _received(self, num_tokens: int) -> Generator[bool, None, Tensor]:
+        """What the stage before has made of so many tokens."""
+        shape = num_tokens, self._hidden_size
+        while (x_TE := self._stages.receive(shape, self._dtype)) is None:
+            yield False
+        return x_TE
+
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: EagerTicket, num_ints: int) -> EagerTicket:
         slots, masks, began_s = ticket.rows.slot_S, None, time.thread_time()
-        self._go_on(ticket, inf)
+        while not self._go_on(ticket, inf):
+            pass
         if num_ints:
             spec, packed = self._spec, self._buffers[UploadKind.MASKS][:num_ints]
             masks = read_masks(packed, spec.max_num_seqs, mask_words(spec.vocab_size))
@@ -295,6 +313,7 @@ class EagerExecutor:
 
     def close(self) -> None:
         self._ranks.close()
+        self._stages.close()
 
     def _apply(self, step: StepUpload) -> None:
         """Change slots and tables as the step says."""
@@ -311,32 +330,39 @@ class EagerExecutor:
 
 
 @torch.inference_mode()
-def load_eager(path: Path, settings: ComputeSettings, ranks: Ranks = ALONE) -> EagerExecutor:
-    """Load a model onto the CPU, or a rank's part of it, and run it once, if the settings say so.
+def load_eager(
+    path: Path, settings: ComputeSettings, ranks: Ranks = ALONE, stages: Stages = ONE_STAGE
+) -> EagerExecutor:
+    """Load a model onto the CPU, or a rank's or a stage's part of it, and run it once, if the
+    settings say so.
 
-    Every rank does the same.
+    Every rank and every stage does the same.
     """
-    loader = ModelLoader.read(path, settings, CPU, ranks)
+    loader = ModelLoader.read(path, settings, CPU, ranks, stages)
     if settings.enable_eplb:
         raise ConfigError("compute.enable_eplb: experts are exchanged on GPUs only; leave it out.")
-    shape, num_ranks = loader.config.shape, ranks.size
-    torch.set_num_threads(choose_threads(settings, shape, loader.dtype, num_ranks))
+    shape, num_processes = loader.config.shape, ranks.size * stages.num_here
+    torch.set_num_threads(choose_threads(settings, shape, loader.dtype, num_processes))
     keep_freed_memory(False)
     make_linear = CpuLinears(loader.dtype, has_room_for_dense(shape))
     model = EagerDecoder(loader.decoder(make_linear), loader.max_positions, ranks)
     keep_freed_memory(True)
-    executor = EagerExecutor(loader, model, loader.limits(lambda: cpu_room_bytes(num_ranks)))
+    executor = EagerExecutor(loader, model, loader.limits(lambda: cpu_room_bytes(num_processes)))
     if settings.warmup:
-        warm_up(executor)
+        warm_up(executor, samples=loader.shard.is_last)
     return executor
 
 
-def warm_up(executor: Executor) -> None:
+def warm_up(executor: Executor, samples: bool) -> None:
     """Run a prefill and a decode of one sequence, so that no request pays for first calls."""
     runner = PackingRunner(executor)
     num_tokens = min(64, runner.spec().max_model_len - 1)
     for step in _warm_up_plans(num_tokens) if num_tokens > 0 else ():
-        runner.result(runner.sample(runner.forward(step)))
+        ticket = runner.forward(step)
+        while not runner.go_on(ticket):
+            pass
+        if samples:
+            runner.result(runner.sample(ticket))
 
 
 def _warm_up_plans(num_tokens: int) -> tuple[StepPlan, StepPlan]:

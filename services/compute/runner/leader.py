@@ -61,7 +61,7 @@ class LeaderExecutor:
         return LeaderTicket(step_id, own)
 
     def go_on(self, ticket: LeaderTicket) -> bool:
-        return _fatal_if_ranks_part(lambda: self._executor.go_on(ticket.own))
+        return fatal_if_ranks_part(lambda: self._executor.go_on(ticket.own))
 
     def sample(self, ticket: LeaderTicket, num_ints: int) -> LeaderTicket:
         ints = self.buffer(UploadKind.MASKS)[:num_ints]
@@ -98,12 +98,12 @@ class LeaderExecutor:
 
     def _all_ranks(self, kind: int, ints: Int32Array, call: Callable[[], T]) -> T:
         self._group.send(kind, ints)
-        done = _fatal_if_ranks_part(call)
+        done = fatal_if_ranks_part(call)
         self._group.sent_is_done()
         return done
 
 
-def _fatal_if_ranks_part(call: Callable[[], T]) -> T:
+def fatal_if_ranks_part(call: Callable[[], T]) -> T:
     try:
         return call()
     except (FatalError, ValueError):

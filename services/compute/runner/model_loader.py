@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from common.quantization import QuantizationConfig, check_at_load, read_quantiza
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.distributed.shard import ExpertPlacement, HeadPart, Shard
+from services.compute.distributed.stages import ONE_STAGE, Stages
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVGroup, KVMemory
@@ -82,10 +84,15 @@ class ModelLoader:
     quantization: QuantizationConfig | None = None  # of the folder
     ranks: Ranks = ALONE
     placement: ExpertPlacement | None = None  # of whole experts
+    stages: Stages = ONE_STAGE
 
     @staticmethod
     def read(
-        folder: Path, settings: ComputeSettings, device: torch.device, ranks: Ranks = ALONE
+        folder: Path,
+        settings: ComputeSettings,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+        stages: Stages = ONE_STAGE,
     ) -> ModelLoader:
         """Read all of a Hugging Face folder but its weights."""
         raw = read_model_config(folder)
@@ -94,7 +101,7 @@ class ModelLoader:
         check_at_load(quantization, settings.quantization)
         placement = expert_placement(settings, config.shape.experts, ranks)
         about = config, pooling, dtype, quantization
-        return ModelLoader(folder, settings, device, *about, ranks, placement)
+        return ModelLoader(folder, settings, device, *about, ranks, placement, stages)
 
     @property
     def drafts(self) -> SpeculativeSettings | None:
@@ -103,7 +110,8 @@ class ModelLoader:
     @property
     def shard(self) -> Shard:
         """The part of the model that is loaded."""
-        return Shard(self.ranks.rank, self.ranks.size, self.placement)
+        ranks, stages = self.ranks, self.stages
+        return Shard(ranks.rank, ranks.size, self.placement, stages.number, stages.count)
 
     @property
     def heads(self) -> HeadPart:
@@ -155,11 +163,18 @@ class ModelLoader:
 
     @property
     def layout(self) -> CacheLayout:
-        """That of rank 0, which has as many heads as any: page tables are all ranks'."""
+        """Page tables are all ranks' and all stages': so pages are those of rank 0, which has as
+        many heads as any, and have room for as many layers of each span as any stage has."""
         shape, first = self.config.shape, Shard(0, self.ranks.size)
         formats = self._formats(first.heads(shape.num_heads, shape.num_kv_heads))
         sizes = {span: form.num_bytes for span, form in formats.items()}
-        return CacheLayout.of(self.config.spans, sizes)
+        count = self.stages.count
+        parts = (Shard(stage=n, num_stages=count).layers(shape.num_layers) for n in range(count))
+        by_stage = [self.config.spans[part.start : part.stop] for part in parts]
+        most = list(by_stage[0])
+        for spans in by_stage[1:]:
+            most += (Counter(spans) - Counter(most)).elements()
+        return CacheLayout.of(most, sizes).of_layers(by_stage[self.stages.number])
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
@@ -208,7 +223,7 @@ class ModelLoader:
     def limits(self, room_bytes: Callable[[], int]) -> Limits:
         """`room_bytes` returns the memory for pages; it is called where the settings do not say."""
         settings, max_model_len = self.settings, self.max_positions
-        num_pages = self.ranks.least(self._num_pages(room_bytes))
+        num_pages = self._least(self._num_pages(room_bytes))
         memory = KVMemory(num_pages, 0, self.groups)
         capacity = memory.longest_sequence(max_model_len, self.max_prefill_tokens)
         if capacity < max_model_len:
@@ -219,7 +234,7 @@ class ModelLoader:
                     "not set and the cache is a GPU's, compute.gpu_memory_utilization)."
                 )
             max_model_len = capacity
-        num_host_pages = self.ranks.least(int(settings.swap_space * 2**30) // self.page_bytes)
+        num_host_pages = self._least(int(settings.swap_space * 2**30) // self.page_bytes)
         return Limits(max_model_len, num_pages, num_host_pages)
 
     def cache(self, num_pages: int, num_host_pages: int = 0) -> PagedCache:
@@ -243,7 +258,11 @@ class ModelLoader:
             pooling="" if self.pooling is None else self.pooling.kind,
             generates=generates,
             max_drafts=self.drafts.max_drafts if self.drafts and generates else 0,
+            num_stages=self.stages.count,
         )
+
+    def _least(self, value: int) -> int:
+        return self.stages.least(self.ranks.least(value))
 
     def _num_pages(self, room_bytes: Callable[[], int]) -> int:
         settings, num_groups = self.settings, len(self.groups)
@@ -274,18 +293,18 @@ def has_room_for_dense(shape: DecoderShape) -> bool:
     return shape.num_step_weights * 2 < available_memory() * CPU_MEMORY_SHARE
 
 
-def cpu_room_bytes(num_ranks: int) -> int:
-    """Of one of so many ranks on this host."""
-    return int(available_memory() * CPU_MEMORY_SHARE) // num_ranks
+def cpu_room_bytes(num_processes: int) -> int:
+    """Of one of so many ranks or stages on this host."""
+    return int(available_memory() * CPU_MEMORY_SHARE) // num_processes
 
 
 def choose_threads(
-    settings: ComputeSettings, shape: DecoderShape, dtype: torch.dtype, num_ranks: int = 1
+    settings: ComputeSettings, shape: DecoderShape, dtype: torch.dtype, num_processes: int = 1
 ) -> int:
     """Torch's threads: those of the settings, else as many as the weights keep busy.
 
     At most `max_threads`, or all cores but one, which is for the loop of this process and for the
-    other services. Ranks of a host share the cores and the weights.
+    other services. Ranks and stages of a host share the cores and the weights.
     """
     if settings.num_threads:
         return settings.num_threads
@@ -293,8 +312,8 @@ def choose_threads(
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    weight_bytes = shape.num_row_weights * dtype.itemsize // num_ranks
-    most = min((cores - 1) // num_ranks, settings.max_threads or cores)
+    weight_bytes = shape.num_row_weights * dtype.itemsize // num_processes
+    most = min((cores - 1) // num_processes, settings.max_threads or cores)
     return max(1, min(most, weight_bytes // BYTES_PER_THREAD))
 
 

@@ -30,6 +30,14 @@ class RunnerSpec:
     pooling: str = ""  # how a prompt becomes an embedding; empty for a model not made for it
     generates: bool = True  # False for a model without a head
     max_drafts: int = 0  # that it puts behind a token of a decode row
+    num_stages: int = 1  # that each step passes, one after the other
+
+    def steps_ahead(self, in_flight_steps: int) -> int:
+        """How many steps may be without a result when the next one is planned.
+
+        As many as the settings say where steps overlap; of stages, each has one.
+        """
+        return in_flight_steps if self.overlaps else self.num_stages - 1
 
 
 class SlotErrors(Exception):

@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.config import LinkSettings
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
 
-if TYPE_CHECKING:  # it needs torch
+if TYPE_CHECKING:  # they need torch
     from services.compute.distributed.ranks import Ranks
+    from services.compute.distributed.stages import Stages
+
+NO_LINKS = LinkSettings.model_validate({})
 
 COMPILERS = ("cc", "gcc", "clang")
 
@@ -34,8 +38,9 @@ NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Ranks write to one another; not every host whose GPUs are linked allows one write to all."""
 
 
-def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
-    """Load the model in a folder onto the device that the settings name.
+def load_runner(folder: Path, settings: ComputeSettings, links: LinkSettings = NO_LINKS) -> Runner:
+    """Load the model in a folder onto the device that the settings name; `links` are those to its
+    stages on other hosts.
 
     Raises ModelError or ConfigError when the folder or the device does not allow it.
     """
@@ -47,12 +52,13 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
             raise ConfigError(
                 "compute.record_dir: the device sim has nothing to record; leave it out."
             )
-        if settings.tensor_parallel_size > 1:
-            raise ConfigError(
-                "compute.tensor_parallel_size: the device sim has no model to split; leave it out."
-            )
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(settings, name) > 1:
+                raise ConfigError(
+                    f"compute.{name}: the device sim has no model to split; leave it out."
+                )
         return sim.load(folder, settings)
-    executor = load_all_ranks(folder, settings)
+    executor = load_whole(folder, settings, links)
     from services.compute.runner.packing_runner import PackingRunner
     from services.compute.runner.recording import RecordingExecutor
 
@@ -61,12 +67,24 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
     return PackingRunner(executor)
 
 
-def load_all_ranks(folder: Path, settings: ComputeSettings) -> Executor:
-    """Load a model as what executes uploads: here, or here and in a process for each other rank."""
+def load_whole(folder: Path, settings: ComputeSettings, links: LinkSettings = NO_LINKS) -> Executor:
+    """Load a model as what executes uploads: here, or here and in a process for each other rank or
+    stage."""
+    set_environment()
+    if settings.pipeline_parallel_size > 1:
+        return _load_stages(folder, settings, links)
+    if settings.tensor_parallel_size > 1:
+        return _load_ranks(folder, settings)
+    return load_executor(folder, settings)
+
+
+def set_environment() -> None:
+    """What is read when torch is imported."""
     for name, value in (KERNELS_KEPT | HUGE_PAGES | NO_MULTICAST).items():
-        os.environ.setdefault(name, value)  # read when torch is imported
-    if settings.tensor_parallel_size == 1:
-        return load_executor(folder, settings)
+        os.environ.setdefault(name, value)
+
+
+def _load_ranks(folder: Path, settings: ComputeSettings) -> Executor:
     from services.compute.runner.group import FollowerGroup
     from services.compute.runner.leader import LeaderExecutor
 
@@ -78,6 +96,49 @@ def load_all_ranks(folder: Path, settings: ComputeSettings) -> Executor:
         group.close_after(error)
         raise
     return LeaderExecutor(executor, group)
+
+
+def _load_stages(folder: Path, settings: ComputeSettings, links: LinkSettings) -> Executor:
+    from services.compute.runner.pipeline import PipelineExecutor
+    from services.compute.runner.stage_group import StageGroup
+
+    check_stages(settings)
+    group = StageGroup(folder, settings, links)  # first: all stages load at the same time
+    try:
+        executor = load_stage(folder, settings, group.stages)
+        group.wait_until_ready(executor.spec())
+    except BaseException:
+        group.close()
+        raise
+    return PipelineExecutor(executor, group)
+
+
+def check_stages(settings: ComputeSettings) -> None:
+    """Raise ConfigError for what stages cannot be had together with."""
+    if settings.tensor_parallel_size > 1:
+        raise ConfigError(
+            "compute.pipeline_parallel_size: stages cannot be split over ranks as well yet; leave "
+            "compute.tensor_parallel_size out."
+        )
+    if settings.record_dir:
+        raise ConfigError("compute.record_dir: steps in stages are not recorded yet; leave it out.")
+    if settings.speculative_config != "off":
+        raise ConfigError(
+            "compute.pipeline_parallel_size: there are no drafts in stages yet; leave "
+            "compute.speculative_config out."
+        )
+    if _takes_cuda(settings):
+        raise ConfigError(
+            "compute.pipeline_parallel_size: stages run on the CPU only so far; on GPUs take "
+            "compute.tensor_parallel_size."
+        )
+
+
+def load_stage(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:
+    """Load a stage's part of the model."""
+    from services.compute.runner.eager import load_eager
+
+    return load_eager(folder, settings, stages=stages)
 
 
 def join(settings: ComputeSettings, rank: int, store: str) -> Ranks:

@@ -16,7 +16,7 @@ from common.errors import ConfigError, ModelError
 from services.compute.runner.executor import Executor
 from services.compute.runner.frames import STEP_ID_INTS, Frame, RepeatedCalls
 from services.compute.runner.recording import DIGEST_INTS, Recording, result_ints
-from services.compute.runner.registry import load_all_ranks
+from services.compute.runner.registry import load_whole
 from services.compute.step import Int32Array, StepResult
 
 EQUAL = "bitwise equal"
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         return 2
     device = recording.settings.device
     try:
-        executor = load_all_ranks(model, recording.settings)
+        executor = load_whole(model, recording.settings)
     except (ConfigError, ModelError) as error:
         about = f"{arguments[0]} was recorded with {model} on the device {device}"
         sys.stderr.write(f"slipstream replay: {about}, which cannot be loaded here: {error}\n")

@@ -72,8 +72,10 @@ class _DecodeColumns:
     no packing. Several plans may share an array: none is ever written to.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, are_given: bool) -> None:
+        """`are_given`: the plan says the rows' tokens, which are all known."""
         self._rows: list[Sequence] = []
+        self._are_given = are_given
         self._start_of = np.zeros(num_slots, dtype=np.int32)  # the position that comes next
         self._index_of = np.zeros(num_slots, dtype=np.int32)  # output index less position
         self._epoch_of = np.zeros(num_slots, dtype=np.int32)
@@ -121,7 +123,10 @@ class _DecodeColumns:
         self.epoch = self._epoch_of[self.slot]
         self.one = np.ones(num_rows, dtype=np.int32)
         self.row = np.arange(num_rows, dtype=np.int32)
-        self.tokens = np.full(num_rows, DEVICE_TOKEN, dtype=np.int32)
+        if self._are_given:
+            self.tokens = int32_array([sequence.last_id for sequence in rows])
+        else:
+            self.tokens = np.full(num_rows, DEVICE_TOKEN, dtype=np.int32)
         self.structured = ()
         if self._num_structured:
             self.structured = tuple(np.flatnonzero(self._structured_of[self.slot]).tolist())
@@ -130,9 +135,11 @@ class _DecodeColumns:
 class Packer:
     """Makes plans. Arrays of one plan may be those of another: a runner only reads them."""
 
-    def __init__(self, state: SchedulerState, num_slots: int) -> None:
+    def __init__(self, state: SchedulerState, num_slots: int, gives_tokens: bool = False) -> None:
+        """`gives_tokens`: those of decode rows are in the plan, for a device that has not drawn
+        them, as the first stage of a pipeline."""
         self._state = state
-        self._columns = _DecodeColumns(num_slots)
+        self._columns = _DecodeColumns(num_slots, gives_tokens)
 
     def pack(self, draft: Draft, step_id: int) -> LaunchedStep:
         """Make the plan of a draft.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.compute.kv.page_table import Paths
 from services.compute.kv.transfer import Direction
 from services.compute.runner.protocol import RunnerSpec
+from services.compute.scheduler.decode_turns import DecodeTurns
 from services.compute.scheduler.drafting import Drafting
 from services.compute.scheduler.policies import Quota
 from services.compute.scheduler.recovery import PrefillBudget, prefill_budget
@@ -48,6 +49,7 @@ class Planner:
         self._max_tokens = spec.max_step_tokens
         self._most_at_once = most_at_once(settings, spec)
         self._max_scored_tokens = settings.max_scored_tokens
+        self._turns = DecodeTurns(state.running, settings.num_groups)
         self._held: set[Sequence] = set()
         self._step_id = 0  # the next plan's
         self._num_awaited = 0  # pages that held rows wait for transfers to free
@@ -77,9 +79,7 @@ class Planner:
             self._make_rooms(quota)
             budget = self._max_tokens
             if quota.decode:
-                decoding = self._running.decoding
-                held = self._held
-                draft.decodes = [s for s in decoding if s not in held] if held else decoding
+                draft.decodes = self._turns.rows(self._held)
                 budget -= len(draft.decodes)
                 if self._drafting is not None:
                     draft.num_drafts = self._drafting.choose(draft.decodes)
@@ -128,7 +128,7 @@ class Planner:
         due: list[Sequence] = []
         if quota.decode:
             self._short_of_pages = False
-            due = [s for s in running.decoding if s.num_scheduled_tokens >= s.replan_at]
+            due = [s for s in self._turns.begin() if s.num_scheduled_tokens >= s.replan_at]
             scheduled = [s for s in due if s.is_fully_scheduled]
             if scheduled:
                 # If all drafts are right; else they go on when that is known.

@@ -69,7 +69,7 @@ class Scheduler:
         self._max_in_flight = settings.in_flight_steps
         self._state = state = SchedulerState(memory, settings, num_slots)
         self._intake = Intake(state, spec, settings)
-        self._packer = Packer(state, num_slots)
+        self._packer = Packer(state, num_slots, gives_tokens=settings.num_groups > 1)
         self._drafting: Drafting | None = None
         if draft_policy is not None:
             self._drafting = Drafting(state, self._packer, draft_policy, spec.max_num_seqs)

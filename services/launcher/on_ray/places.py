@@ -57,7 +57,7 @@ def needs_of(plan: Plan, has_gpus: bool) -> Needs:
     needs = {
         service: {"CPU": float(getattr(plan.ray, f"{service}_cpus"))} for service in SERVICE_TABLES
     }
-    needs["compute"]["CPU"] = plan.ray.compute_cpus or ranks * CPUS_OF_COMPUTE[device]
+    needs["compute"]["CPU"] = plan.ray.compute_cpus or plan.num_processes * CPUS_OF_COMPUTE[device]
     if gpus:
         needs["compute"]["GPU"] = gpus
     return Needs(needs)
@@ -107,5 +107,5 @@ def tables_of_replica(plan: Plan, model: ModelSettings, spot: Spot, needs: Needs
     compute = tables.setdefault("compute", {})
     if "max_threads" not in plan.tables.get("compute", {}):
         cpus = int(needs.by_service["compute"]["CPU"])
-        compute["max_threads"] = max(1, cpus // plan.num_ranks)
+        compute["max_threads"] = max(1, cpus // plan.num_processes)
     return tables
