@@ -187,7 +187,6 @@ def test_every_command_explains_itself_in_80_columns(
         (["--versio"], "slipstream: there is no option --versio"),
         (["serve", "--max-seqs", "8"], "no option --max-seqs; did you mean --max-num-seqs?"),
         (["serve", "--quantization=awq"], "invalid choice: 'awq' (choose from"),
-        (["serve", "--pipeline-parallel-size", "2"], "use --tensor-parallel-size N, which splits"),
         (["serve", "-tp", "0"], "should be greater than or equal to 1"),
         (["serve", "--chat-template", "/no/file"], "cannot read /no/file: No such file"),
         (["serve", "demo", "more"], "more: one argument too many"),

@@ -48,6 +48,9 @@ def test_a_model_is_split_and_copied_by_the_names_that_people_know() -> None:
     assert tables_of(long) == expected
     for option in ("-ep", "--enable-expert-parallel"):
         assert tables_of(parsed(option))[0] == {"compute": {"enable_expert_parallel": True}}
+    staged = {"compute": {"pipeline_parallel_size": 2}}, Counts()
+    assert tables_of(parsed("-pp", "2")) == staged
+    assert tables_of(parsed("--pipeline-parallel-size=2")) == staged
 
 
 def test_services_are_counted_one_by_one() -> None:

@@ -14,9 +14,10 @@ from services.compute.config import ComputeSettings
 from services.compute.device import draft_policy, scheduler_settings
 from services.compute.engine import Engine
 from services.compute.expert_counters import ExpertCounters
+from services.compute.grammar.protocol import MaskSource
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.outputs import Output, sequence_outputs
 from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step import StepPlan, StepResult, TokenMasks
@@ -68,7 +69,9 @@ class Restricted:
 class Server:
     """One device's requests and what became of them, by their counters."""
 
-    def __init__(self, runner: Runner, settings: ComputeSettings) -> None:
+    def __init__(
+        self, runner: Runner, settings: ComputeSettings, mask_source: MaskSource | None = None
+    ) -> None:
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
         spec = runner.spec()
         drafts = draft_policy(settings, runner)
@@ -80,6 +83,7 @@ class Server:
             settings.in_flight_steps,
             time.monotonic,
             lambda error, attempts: self.errors.append(error),
+            mask_source,
         )
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.logprobs: dict[int, list[TokenLogprobs]] = defaultdict(list)
@@ -103,7 +107,11 @@ class Server:
         if not (launched and self.engine.has_room):
             self.engine.collect(force=True)
         self.most_swapped = max(self.most_swapped, self.scheduler.stats().num_swapped)
-        for event in sequence_outputs(self.scheduler.drain_outputs()):
+        self.hear(self.scheduler.drain_outputs())
+
+    def hear(self, outputs: list[Output]) -> None:
+        """Note what became of requests."""
+        for event in sequence_outputs(outputs):
             counter = event.attempt.counter
             self.tokens[counter] += event.token_ids
             self.logprobs[counter] += event.logprobs

@@ -22,7 +22,7 @@ from services.compute.scheduler.policies import DecodeFirst, SchedulingPolicy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.scheduler.transfers import Transfer
-from services.compute.step import NO_IDS, Int32Array, StepPlan, StepResult
+from services.compute.step import DEVICE_TOKEN, NO_IDS, Int32Array, StepPlan, StepResult
 from tests.unit.compute.fake_device import FakeDevice
 from tests.unit.compute.fake_texts import embedding_of, extend, generate, hash_of, score_of
 from tests.unit.compute.generate_requests import generate_request, prompt_ids
@@ -208,9 +208,21 @@ class Loop:
             self.start_transfers()
         if plan is not None:
             check_plan(self.scheduler, plan)
+            if self.settings.num_groups > 1:
+                self.check_turn(plan)
             self.device.unowned = unowned_pages(self.scheduler)
             self.device.returned = returned_pages(self.scheduler)
         return plan
+
+    def check_turn(self, plan: StepPlan) -> None:
+        """Whose token is drawn by a step in flight has no row in another, and tokens are given."""
+        assert DEVICE_TOKEN not in plan.tokens
+        *earlier, step = self.scheduler._in_flight
+        rows = {(sequence, sequence.epoch) for sequence in step.sequences()}
+        for other in earlier:
+            samples = enumerate(other.samples)
+            drawn = {(each, each.epoch) for n, each in samples if n not in other.skipped}
+            assert rows.isdisjoint(drawn)
 
     def start_transfers(self) -> bool:
         """Start what the scheduler wants copied, or let it fail; False if that is nothing."""

@@ -149,6 +149,7 @@ def test_processes_of_a_split_model_take_neighbours_and_share_the_cores() -> Non
     tables = tables_of_run(plan, ModelSettings(path="/m"), "/r", "json")
     assert tables["compute"]["max_threads"] == max(1, (len(available_cpus()) - 1) // 4)
     assert plan_of({"compute": {"tensor_parallel_size": "two"}}).num_ranks == 1
+    assert plan_of({"compute": {"pipeline_parallel_size": 3}}).num_processes == 3
 
 
 @pytest.mark.parametrize(

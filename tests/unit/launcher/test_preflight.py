@@ -276,9 +276,36 @@ def test_each_process_of_a_split_model_needs_a_gpu() -> None:
     )
     assert "--tensor-parallel-size 2 --computes 2: that takes 4 GPUs" in said("cuda", 3, compute=2)
     assert "the device sim has no model to split" in said("sim", 8)
+    stages: Tables = {"compute": {"pipeline_parallel_size": 2}}
+    check_ranks(plan_of(stages, compute=2), "cpu", 0)
     check_ranks(plan_of(split), "cuda", 0)  # nobody knows how many there are
     check_ranks(plan_of(split), "cpu", 1)
     check_ranks(plan_of(compute=4), "cuda", 2)  # they share
+
+
+@pytest.mark.parametrize(
+    ("more", "device", "said"),
+    [
+        ({}, "sim", "the device sim has no model to split"),
+        ({}, "cuda", "stages run on the CPU only so far; on GPUs take --tensor-parallel-size"),
+        ({"tensor_parallel_size": 2}, "cpu", "leave --tensor-parallel-size out"),
+        ({"speculative_config": "auto"}, "cpu", "no drafts in stages yet"),
+        ({"pipeline_stages": ["tcp://a:1", "tcp://b:1"]}, "cpu", "leave .* pipeline_stages out"),
+    ],
+)
+def test_stages_that_cannot_be_had_are_refused(
+    more: dict[str, Any], device: str, said: str
+) -> None:
+    plan = plan_of({"compute": {"pipeline_parallel_size": 2, **more}}, compute=2)
+    with pytest.raises(ConfigError, match=said):
+        check_ranks(plan, device, 8)
+
+
+def test_a_model_with_fewer_layers_than_stages_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, num_hidden_layers=2)
+    staged = {"device": "cpu", "load_format": "dummy", "pipeline_parallel_size": 3}
+    said = refused(plan_of({"compute": staged}), folder, LAPTOP)
+    assert said.startswith("--pipeline-parallel-size 3: the model has 2 layers")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ class SchedulerHistory(RuleBasedStateMachine):
     """One scheduler with one device, driven by chance."""
 
     policy: PolicyName = "decode_first"
-    seen: ClassVar[Counter[str]]  # what has come up in all histories of a policy
+    num_groups: ClassVar[int] = 1  # that take turns, with as many steps in flight
+    seen: ClassVar[Counter[object]]  # what has come up in all histories of a policy
 
     @initialize(shape=shapes)
     def start(self, shape: dict[str, Any]) -> None:
@@ -82,14 +83,15 @@ class SchedulerHistory(RuleBasedStateMachine):
                 **spec,
                 max_num_seqs=shape["max_num_seqs"],
                 max_step_tokens=shape["max_step_tokens"],
-                max_drafts=shape["max_drafts"],
+                max_drafts=shape["max_drafts"] if self.num_groups == 1 else 0,
             ),
             SchedulerSettings(
                 max_num_seqs=8,
                 max_waiting=24,
                 max_prefill_tokens=shape["max_prefill_tokens"],
                 max_scored_tokens=shape["max_scored_tokens"],
-                in_flight_steps=shape["in_flight_steps"],
+                in_flight_steps=self.num_groups - 1 or shape["in_flight_steps"],
+                num_groups=self.num_groups,
                 prefix_cache=bool(shape["prefix_cache"]),
             ),
             make_policy(self.policy, 0.05),
@@ -243,6 +245,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
     def sampled(self, plan: StepPlan, damaged: bool, skipped: frozenset[int] = frozenset()) -> None:
         """Run a step, whose result waits."""
+        self.seen["steps in flight", 1 + len(self.loop.in_flight)] += 1
         result = self.loop.device.run(plan, damaged, skipped)
         self.loop.in_flight.append((plan, result))
         if damaged:
@@ -391,3 +394,10 @@ def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(
         events = ("refused", "described again", "left behind", "loading", "right", "wrong")
         for event in (*events, "read in the step of the write"):
             assert machine.seen[event], event
+
+
+def test_any_history_of_a_pipeline_does_with_groups_that_take_turns() -> None:
+    machine = type("History", (SchedulerHistory,), {"num_groups": 3, "seen": Counter()})
+    max_examples = num_cases(12, exploring=400)
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max_examples))
+    assert machine.seen["steps in flight", 3] > 100 and machine.seen["loading"]
