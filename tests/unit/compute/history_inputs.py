@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
 
 # Of models that see everything, windows only, both; in whole pages of four tokens or not.
@@ -46,3 +47,7 @@ wishes = st.fixed_dictionaries(
 
 
 refusals = st.sampled_from([0, 0, 0, 0, 0, 1, 2, 6])  # slots, as bits
+
+BROKEN = Failure(500, "engine_step_failed", "The step failed.")
+FAILED = Failure(500, "grammar_failed", "The grammar failed.")
+REFUSED = Failure(500, "engine_settings_failed", "The settings were not taken.")

@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 )
 
 from common.messages.address import AttemptId
-from common.messages.failure import Failure
 from common.messages.generate import Generate
 from common.messages.sampling import GrammarSpec
 from services.compute.kv.transfer import Direction
@@ -36,14 +35,9 @@ from tests.cases import num_cases
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.fake_texts import generate
 from tests.unit.compute.generate_requests import prompt_ids
-from tests.unit.compute.history_inputs import refusals, shapes, wishes
+from tests.unit.compute.history_inputs import BROKEN, FAILED, REFUSED, refusals, shapes, wishes
 from tests.unit.compute.memory_check import check_scheduler, tables_of
 from tests.unit.compute.scheduler_loop import Loop, make_request
-
-BROKEN = Failure(500, "engine_step_failed", "The step failed.")
-FAILED = Failure(500, "grammar_failed", "The grammar failed.")
-REFUSED = Failure(500, "engine_settings_failed", "The settings were not taken.")
-
 
 pytestmark = pytest.mark.hypothesis
 
