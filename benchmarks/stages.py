@@ -151,7 +151,9 @@ class TwoHosts:
         }
         for processes in self._by_kind.values():
             for process in processes:
-                assert _output(process).readline() == "ready\n"
+                if _output(process).readline() != "ready\n":
+                    self.close()
+                    raise SystemExit("a process has not started; see what it said above")
 
     def measure(self, kind: str, num_streams: int) -> tuple[float, str]:
         """Tokens a second, and their checksum."""
