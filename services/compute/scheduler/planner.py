@@ -156,6 +156,8 @@ class Planner:
         first = self._waiting.first(allow_new=True)
         if first is None or self._short_of_pages:
             return
+        if not all(map(first.precedes, self._running.prefilling)):
+            return  # these have a step's tokens before it, and until then another may come first
         lacks_pages = self._running.has_free_slot
         if lacks_pages and self._head is not first:
             return
@@ -163,8 +165,8 @@ class Planner:
         if busiest is None or busiest.num_running <= first.share.num_running + 1:
             return
         victim = self._running.youngest(busiest)
-        if busiest.tokens < first.share.tokens or victim.order[0] < first.order[0]:
-            return
+        if busiest.tokens < first.share.tokens or victim.precedes(first):
+            return  # the victim would come next, and take its place again
         if lacks_pages and self._lacking > victim.table.room // victim.page_tokens:
             return  # its pages would not be enough
         if victim.in_flight:  # of its rows nothing is in flight a step later

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.failure import Ending
+from services.compute.scheduler.policies import DecodeFirst, PrefillFirst, SchedulingPolicy
 from services.compute.scheduler.sequence import OUTPUT_WEIGHT
 from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
@@ -201,6 +203,42 @@ def steps_until_new(loop: Loop, counter: int, most: int = 200) -> None:
             return
         loop.step()
     raise AssertionError(f"{counter} does not go on")
+
+
+def go_on(loop: Loop, counter: int, num_prompt: int, client: str) -> None:
+    """Add what has five of 30 tokens from another worker."""
+    prompt = prompt_of(counter, num_prompt)
+    begun = generate(prompt, make_request(counter, prompt, 30).sampling, 0, 5)
+    loop.add(make_request(counter, prompt, 30, tuple(begun), client=client))
+
+
+@pytest.mark.parametrize("policy", [DecodeFirst(), PrefillFirst()])
+def test_who_comes_first_in_the_queue_again_is_not_preempted(policy: SchedulingPolicy) -> None:
+    """Else its prompt began again with every step: for ever where a step is less than a page."""
+    settings = SchedulerSettings(max_num_seqs=3, max_prefill_tokens=3, in_flight_steps=0)
+    loop = Loop(make_spec(max_num_seqs=3), settings, policy)
+    for counter in range(3):
+        go_on(loop, counter, 20, client="a")
+    loop.step()
+    loop.add(make_request(1000, PROMPT, 4, client="b"))
+    loop.run(max_steps=200)
+    loop.check_finished()
+    assert loop.scheduler.stats().preemptions_total == 0
+
+
+def test_nobody_is_preempted_for_what_goes_on_as_long_as_others_of_it_take_its_tokens() -> None:
+    loop = Loop(make_spec(num_pages=400, max_num_seqs=4), SchedulerSettings(max_num_seqs=4))
+    for counter in range(3):
+        loop.add(make_request(counter, prompt_of(counter), 60, client="a"))
+    for _ in range(4):
+        loop.step()
+    for counter in range(1000, 1003):
+        go_on(loop, counter, 200, client="b")
+    for counter in range(1000, 1003):
+        steps_until_new(loop, counter)
+    assert loop.scheduler.stats().preemptions_total == 1
+    loop.run()
+    loop.check_finished()
 
 
 def test_nothing_that_a_client_reads_gives_up_its_place() -> None:
