@@ -16,7 +16,7 @@ from common.errors import MalformedMessage
 from common.link import codec
 from common.link.shapes import Shapes
 from common.messages.address import Address
-from common.messages.control import Load, ModelCard, WorkerAlive
+from common.messages.control import Load, ModelCard, StepReport, WorkerAlive
 from common.messages.generate import Generate
 from common.messages.previous import OLD_FORMS, OldForm, WorkerAlive6, kept
 from common.messages.tokenize import Tokenize, TokenizeQuery
@@ -46,6 +46,7 @@ NEW_FIELDS: dict[type, tuple[str, ...]] = {
     ModelCard: ("vocabulary", "loading"),
     Tokenize: ("client",),
     Load: ("signals",),
+    StepReport: ("num_draft_tokens", "num_accepted_tokens"),
     TokenizeQuery: ("limits",),
     WorkerAlive: ("trouble", "experts"),
 }

@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (10_030, 64),
-    "services/router": (14_720, 86),
+    "common": (10_060, 64),
+    "services/router": (14_730, 86),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (34_600, 219),
+    "services/compute": (37_920, 244),
     "services/detokenizer": (2_950, 18),
-    "services/launcher": (2_640, 18),
-    "services/commands": (1_700, 10),
+    "services/launcher": (2_690, 18),
+    "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (61_350, 378),
+    "services": (64_790, 403),
 }
 MIN_MEDIAN_LINES = 90
 

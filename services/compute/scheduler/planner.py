@@ -194,7 +194,8 @@ class Planner:
         if start + 1 < num_tokens:
             stop = min(num_tokens, start + max_chunk)
         else:
-            stop = min(start + 1 + sequence.params.max_drafts, sequence.token_limit - 1)
+            stop = start + 1  # and as many drafts as there may be tokens
+            stop = max(stop, min(stop + sequence.params.max_drafts, sequence.token_limit - 1))
         while not sequence.table.grow(stop, sequence.next_position):
             self._short_of_pages = True
             if self._are_coming(sequence.table.num_lacking(stop)):

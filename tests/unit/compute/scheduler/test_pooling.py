@@ -118,3 +118,12 @@ def test_a_text_has_one_embedding_and_may_fill_the_model() -> None:
     loop.add(make_request(7, PROMPT, 0, pooling=True))
     loop.run()
     assert loop.streams[7].ending.reason == "stop"
+
+
+def test_a_prompts_last_token_gets_a_page_of_a_window_for_itself() -> None:
+    loop = Loop(
+        make_spec("last", windows=(8,)), SchedulerSettings(max_prefill_tokens=4, max_num_seqs=2)
+    )
+    loop.add(make_request(0, tuple(range(2, 15)), 0, pooling=True))
+    loop.run(max_steps=20)
+    loop.check_finished()
