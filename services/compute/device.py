@@ -23,7 +23,7 @@ from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.speculative.controller import DraftController, FixedDrafts
-from services.compute.speculative.settings import read_speculative
+from services.compute.speculative.settings import SpeculativeSettings, read_speculative
 
 KEPT_PART = 256
 """The mask worker's memory over the text of kept grammars, which take 0.4 of it when compiled."""
@@ -53,19 +53,20 @@ class ModelDevice:
         defaults = sampling_defaults(self._folder)  # first: the weights may take minutes
         matryoshka = read_matryoshka(self._folder)
         settings = self._settings
+        speculative = read_speculative(settings.speculative_config)
         runner = load_runner(self._folder, settings, self._links)
         spec = runner.spec()
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
-        drafts = draft_policy(settings, runner)
+        drafts = draft_policy(speculative, runner)
         scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy, drafts)
         card = model_card(self.card(), settings, spec)
         card = replace(card, sampling_defaults=defaults, matryoshka=matryoshka)
         return runner, scheduler, card, grammar_settings(self._folder, settings, spec)
 
 
-def draft_policy(settings: ComputeSettings, runner: Runner) -> DraftPolicy | None:
+def draft_policy(speculative: SpeculativeSettings | None, runner: Runner) -> DraftPolicy | None:
     """What chooses numbers of drafts: the settings, or from what steps take on this device."""
-    speculative, spec = read_speculative(settings.speculative_config), runner.spec()
+    spec = runner.spec()
     if speculative is None or not spec.max_drafts:
         return None
     if speculative.num_speculative_tokens:

@@ -52,6 +52,11 @@ def load_runner(folder: Path, settings: ComputeSettings, links: LinkSettings = N
             raise ConfigError(
                 "compute.record_dir: the device sim has nothing to record; leave it out."
             )
+        if settings.speculative_config != "off":
+            raise ConfigError(
+                "compute.speculative_config: the device sim has no text to guess from; leave "
+                "it out."
+            )
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if getattr(settings, name) > 1:
                 raise ConfigError(

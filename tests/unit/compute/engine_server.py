@@ -20,6 +20,7 @@ from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.scheduler.outputs import Output, sequence_outputs
 from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.speculative.settings import read_speculative
 from services.compute.step import StepPlan, StepResult, TokenMasks
 from tests.unit.compute.generate_requests import generate_request
 
@@ -74,7 +75,7 @@ class Server:
     ) -> None:
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
         spec = runner.spec()
-        drafts = draft_policy(settings, runner)
+        drafts = draft_policy(read_speculative(settings.speculative_config), runner)
         self.scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy, drafts)
         self.errors: list[Exception] = []
         self.engine = Engine(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.config import ModelSettings
-from common.errors import ModelError
+from common.errors import ConfigError, ModelError
 from services.compute.config import ComputeSettings
 from services.compute.device import ModelDevice, grammar_settings
 from tests.unit.compute.fake_device import make_spec
@@ -30,6 +30,13 @@ def test_the_card_has_the_models_sampling_settings(tmp_path: Path) -> None:
 def test_a_model_with_a_broken_sampling_setting_does_not_load(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="top_p should be"):
         _device(tmp_path, '{"top_p": 7}').load()
+
+
+def test_a_broken_setting_of_drafts_is_said_before_weights_are_read(tmp_path: Path) -> None:
+    _device(tmp_path, "{}")  # without weights
+    settings = ComputeSettings(device="cpu", speculative_config="on")
+    with pytest.raises(ConfigError, match="speculative_config: Invalid JSON"):
+        ModelDevice(ModelSettings(path=str(tmp_path)), settings).load()
 
 
 def test_kept_grammars_leave_half_of_the_mask_workers_memory_to_sequences() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from common.errors import ConfigError
-from services.compute.runner.registry import check_toolchain
+from services.compute.config import ComputeSettings
+from services.compute.runner.registry import check_toolchain, load_runner
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +33,9 @@ def test_without_a_compiler_the_error_says_what_to_install() -> None:
 def test_without_triton_the_error_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match="pip install triton"):
         check_toolchain(lambda name: False, {"gcc": "/usr/bin/gcc"}.get)
+
+
+def test_the_device_sim_has_no_drafts() -> None:
+    settings = ComputeSettings(device="sim", speculative_config="auto")
+    with pytest.raises(ConfigError, match="the device sim has no text to guess from"):
+        load_runner(Path("nowhere"), settings)
