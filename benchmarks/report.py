@@ -59,7 +59,7 @@ def _circumstances(name: str) -> str:
     return "\n".join(
         (
             f"- command: `python -m benchmarks.{name}{' ' if arguments else ''}{arguments}`",
-            f"- hardware: {_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB",
+            f"- hardware: {_cpu()}, {len(os.sched_getaffinity(0))} cores, {_memory_gib():.0f} GiB",
             f"- software: Python {platform.python_version()}, Linux {platform.release()}",
             f"- date: {time.strftime('%Y-%m-%d')}, commit {_commit()}",
         )
