@@ -1,10 +1,12 @@
 """Prefill attention: products of queries with the keys and values before them.
 
+Each step by the kernel that serves here and, on Hopper, by the plain one beside it.
+
 The floor is four operations for each head width of each visible pair, at the rate of bf16 products.
-Predicted on the H200, in µs, 8B / 1B shape: 15 / 12 for a prompt of 512, 110 / 75 for 2048, 370 /
-240 for 4096 (370 TFLOP/s at 8B), 70 / 45 for 37 prompts of 220, 110 / 75 for a chunk of 512 after
-4096. Small prompts are bound by what lies on the diagonal and by start and end of a tile. A plan
-takes 4 µs (20 for one row of 8192), once a step.
+Predicted of the plain kernel on the H200, in µs, 8B / 1B shape: 15 / 12 for a prompt of 512, 110 /
+75 for 2048, 370 / 240 for 4096 (370 TFLOP/s at 8B), 70 / 45 for 37 prompts of 220, 110 / 75 for a
+chunk of 512 after 4096. Small prompts are bound by what lies on the diagonal and by start and end
+of a tile. A plan takes 4 µs (20 for one row of 8192), once a step.
 
 Gemma 3 4B (8 and 4 heads of 256): 4096 tokens 200 µs (340 TFLOP/s) without a window, and 105 with
 one of 1024, where seven sixteenths of the pairs are left and tiles of the edge are masked. A soft
@@ -22,6 +24,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
+from services.compute.kernels.hopper_prefill import chunk_attention
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillTiling, PrefillWork, plan_prefill
 from services.compute.kernels.span import AttentionSpan
@@ -37,7 +40,7 @@ HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
 OTHER_HEADS = {"Gemma 3 4B": (8, 4, 256), "Phi-4": (40, 10, 128), "Phi-3 mini": (32, 32, 96)}
 SINKS = {"gpt-oss": (64, 8, 64), "gpt-oss without sinks": (64, 8, 64)}
 PAGE_TOKENS = 16
-MAX_CONTEXT = 8192
+MAX_CONTEXT = 33280
 MAX_ROWS = 256
 BUCKETS = (512, 2048, 4096, 8192)
 NUM_SETS = 4  # of inputs, taken in turn
@@ -49,6 +52,7 @@ STEPS: dict[str, Rows] = {
     "1x4096": [(0, 4096)],
     "37x220": [(0, 220)] * 37,
     "512 after 4096": [(4096, 512)],
+    "512 after 32768": [(32768, 512)],
 }
 PLANNED: dict[str, Rows] = STEPS | {"1x8192": [(0, 8192)], "256x32": [(0, 32)] * 256}
 TILINGS = {
@@ -90,6 +94,7 @@ def cases() -> Iterator[Case]:
     for model in HEADS:
         for name in STEPS:
             yield _case(model, name)
+            yield _case(model, name, plain=True)
     yield _case("8B", "37x220", window=64)
     for model in OTHER_HEADS:
         for name in STEPS:
@@ -136,6 +141,7 @@ def _case(
     window: int = 0,
     tiling: PrefillTiling | None = None,
     softcap: float = 0.0,
+    plain: bool = False,
 ) -> Case:
     num_heads, num_kv_heads, width = (HEADS | OTHER_HEADS | SINKS)[model]
     rows = STEPS[name]
@@ -156,7 +162,9 @@ def _case(
             AttentionSpan.window(window), softcap,
             sinks_H=torch.randn(num_heads, device="cuda") if model == "gpt-oss" else None,
         )  # fmt: skip
-        return partial(prefill_attention, call, inputs, work, bucket, tiling)
+        if plain or tiling:
+            return partial(prefill_attention, call, inputs, work, bucket, tiling)
+        return partial(chunk_attention, call, inputs, work, bucket)
 
     num_tokens = sum(q_len for _, q_len in rows)
     num_keys = sum(q_start + q_len for q_start, q_len in rows)
@@ -165,7 +173,8 @@ def _case(
         for q_start, q_len in rows
         for position in range(q_start, q_start + q_len)
     )
-    label = f"prefill_attention {model} {name}" + (f" window {window}" if window else "")
+    label = f"{'prefill' if plain or tiling else 'chunk'}_attention {model} {name}"
+    label += f" window {window}" * (window > 0)
     label += f" softcap {softcap}" * (softcap > 0)
     if tiling:
         label += f" {tiling.block_m}x{tiling.block_n} warps {tiling.num_warps}"

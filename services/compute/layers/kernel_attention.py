@@ -10,10 +10,10 @@ from torch import Tensor
 
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.hopper_prefill import chunk_attention
 from services.compute.kernels.latent_attention import latent_decode_attention
 from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_expansion import StepKeys, place_keys
-from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.span import AttentionSpan
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
@@ -38,7 +38,7 @@ class AttentionKernels(NamedTuple):
     prefill: Prefill
 
 
-OVER_KEYS_AND_VALUES = AttentionKernels(decode_attention, prefill_attention)
+OVER_KEYS_AND_VALUES = AttentionKernels(decode_attention, chunk_attention)
 OVER_LATENTS = AttentionKernels(latent_decode_attention, latent_chunk_attention)
 
 

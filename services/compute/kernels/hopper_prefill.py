@@ -1,0 +1,380 @@
+"""Paged causal attention of chunks on Hopper, after FlashAttention-3 (Shah et al., 2024).
+
+One warp has the copy engine bring pages of keys and values, two warpgroups take half of an item's
+rows each: a warpgroup weighs a block's scores while its tensor cores multiply the values of the
+block before. An H100 reaches 629 TFLOP/s for a prompt of 4,096 (8B) where the kernel of
+prefill_attention, which has the same promises and serves all other devices and entries, reaches
+371. In Gluon, since plain Triton has no say in which warps do what, nor in when a product is waited
+for.
+
+Shape legend: M rows of a warpgroup (queries times heads of a group), N keys of a block, D head
+width, P positions of a page.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from services.compute.kernels.first_seen import window_and_step
+from services.compute.kernels.hopper_fetch import (
+    HALF_ROWS,
+    PANEL,
+    clear_values,
+    fetch_blocks,
+    fetch_queries,
+    first_seen,
+    item_at,
+    num_rounds,
+)
+from services.compute.kernels.prefill_attention import LOG2_E, prefill_attention, score_scale
+from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs, page_stride
+
+_SINK_SCALE = gl.constexpr(LOG2_E)
+_SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+HOPPER = (9, 0)
+BLOCK_N = {64: 128, 128: 128, 256: 64}  # by head width: the order of the sums
+STAGES = 2  # of keys and of values; 227 KiB of shared memory have no room for three
+ATTENDING_REGISTERS, FETCHING_REGISTERS = 232, 40  # a thread
+MAX_REGISTERS = 168  # 65,536 shared by 384 threads, before they are dealt out anew
+
+
+@gluon.jit
+def _weigh(
+    score_MN,
+    max_M,
+    sum_M,
+    position_M,
+    start,
+    first_position,
+    window,
+    scale_log2,
+    cap_log2,
+    TILE_Q: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WINDOWED: gl.constexpr,
+    STEP: gl.constexpr,
+    layout: gl.constexpr,
+):
+    """What a block's keys weigh, the new maxima and sums, and what the old weights are times.
+
+    The arithmetic of prefill_attention; a block's mask changes which scores there are, not how
+    they are computed.
+    """
+    CAPPED: gl.constexpr = cap_log2 is not None  # scores are to base 2
+    if CAPPED:
+        capped_MN = 1.0 / (1.0 + gl.exp2(score_MN * scale_log2))
+        score_MN = gl.fma(capped_MN, -2.0 * cap_log2, cap_log2)
+    is_masked = start + BLOCK_N > first_position + 1
+    if WINDOWED:
+        last_first = first_seen(first_position + TILE_Q - 1, window, WINDOWED, STEP)
+        is_masked = is_masked | (start < last_first)
+    if is_masked:
+        position_N = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
+        seen_MN = position_N[None, :] <= position_M[:, None]
+        if WINDOWED:
+            first_M = first_seen(position_M, window, WINDOWED, STEP)
+            seen_MN = seen_MN & (position_N[None, :] >= first_M[:, None])
+        score_MN = gl.where(seen_MN, score_MN, float("-inf"))
+    new_max_M = gl.max(score_MN, axis=1)
+    if not CAPPED:
+        new_max_M = new_max_M * scale_log2
+    new_max_M = gl.maximum(max_M, new_max_M)
+    shift_M = new_max_M
+    if WINDOWED:  # queries that have seen nothing yet stay at zero sums
+        shift_M = gl.where(new_max_M == float("-inf"), 0.0, new_max_M)
+    if CAPPED:
+        weight_MN = gl.exp2(score_MN - shift_M[:, None])
+    else:
+        weight_MN = gl.exp2(gl.fma(score_MN, scale_log2, -shift_M[:, None]))
+    decay_M = gl.exp2(max_M - shift_M)
+    sum_M = gl.fma(sum_M, decay_M, gl.sum(weight_MN, axis=1))
+    return weight_MN, new_max_M, sum_M, decay_M
+
+
+@gluon.jit
+def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
+    """A warpgroup: the first or the second half of each item's rows."""
+    q_buffers, key_blocks, value_blocks, value_parts, barriers, q_THD, out_THD, sinks_H = operands
+    q_start_R, q_len_R, token_start_R, items_I2, num_tiles = places
+    window, scale_log2, cap_log2 = scales
+    Q_STRIDE, OUT_STRIDE, K, G, D, P, ITEM_Q, BLOCK_N, STAGES, Q_BUFFERS, WINDOWED, STEP = sizes
+    keys_ready, keys_free, values_ready, values_free = barriers
+    TILE_Q: gl.constexpr = HALF_ROWS // G
+    PANELS: gl.constexpr = D // PANEL
+    dtype: gl.constexpr = q_THD.dtype.element_ty
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    weights: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    lines: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    query_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, scores)) // G
+    head_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, scores)) % G
+    line_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, lines))
+    offset_D = gl.arange(0, D, layout=gl.SliceLayout(0, lines))
+    zeros_MN = gl.zeros([HALF_ROWS, BLOCK_N], gl.float32, layout=scores)
+
+    row, first, head = item_at(items_I2, 0, num_tiles, K)
+    next_row, next_first, next_head = item_at(items_I2, 1, num_tiles, K)
+    q_start, q_len = gl.load(q_start_R + row), gl.load(q_len_R + row)
+    token_start = gl.load(token_start_R + row)
+    fetch_queries(
+        q_buffers.index(HALF), q_THD, token_start + first + HALF * TILE_Q,
+        q_len - first - HALF * TILE_Q, head, Q_STRIDE, G, D,
+    )  # fmt: skip
+    block = 0
+    for step in range(num_rounds(num_tiles)):
+        item_q = gl.minimum(q_len - first, ITEM_Q)
+        high = q_start + first + item_q
+        low = first_seen(q_start + first, window, WINDOWED, STEP)
+        num_q = item_q - HALF * TILE_Q
+        first_position = q_start + first + HALF * TILE_Q
+        token = token_start + first + HALF * TILE_Q
+        this_head = head
+        # The next tile's place is known by now, and the place of the one after it is asked for.
+        q_start, q_len = gl.load(q_start_R + next_row), gl.load(q_len_R + next_row)
+        token_start = gl.load(token_start_R + next_row)
+        first, head = next_first, next_head
+        next_row, next_first, next_head = item_at(items_I2, step + 2, num_tiles, K)
+
+        q_MD = q_buffers.index(step % Q_BUFFERS * 2 + HALF)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        if Q_BUFFERS == 2:
+            fetch_queries(
+                q_buffers.index((step + 1) % 2 * 2 + HALF), q_THD,
+                token_start + first + HALF * TILE_Q, q_len - first - HALF * TILE_Q, head,
+                Q_STRIDE, G, D,
+            )  # fmt: skip
+
+        position_M = first_position + query_M
+        begin = low // BLOCK_N * BLOCK_N
+        max_M = gl.full([HALF_ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, scores))
+        sum_M = gl.zeros([HALF_ROWS], gl.float32, layout=gl.SliceLayout(1, scores))
+        acc_MD = gl.zeros([HALF_ROWS, D], gl.float32, layout=sums)
+        stage = block % STAGES
+        phase = block // STAGES & 1
+        mbarrier.wait(keys_ready.index(stage), phase)
+        k_DN = key_blocks.index(stage).permute([1, 0])
+        score_MN = warpgroup_mma(q_MD, k_DN, zeros_MN, use_acc=False, is_async=True)
+        score_MN = warpgroup_mma_wait(0, deps=[score_MN])
+        mbarrier.arrive(keys_free.index(stage), count=1)
+        weight_MN, max_M, sum_M, _ = _weigh(
+            score_MN, max_M, sum_M, position_M, begin, first_position, window, scale_log2,
+            cap_log2, TILE_Q, BLOCK_N, WINDOWED, STEP, scores,
+        )  # fmt: skip
+        weight_MN = gl.convert_layout(weight_MN.to(dtype), weights)
+        for start in range(begin + BLOCK_N, high, BLOCK_N):
+            block += 1
+            next_stage = block % STAGES
+            next_phase = block // STAGES & 1
+            mbarrier.wait(keys_ready.index(next_stage), next_phase)
+            k_DN = key_blocks.index(next_stage).permute([1, 0])
+            score_MN = warpgroup_mma(q_MD, k_DN, zeros_MN, use_acc=False, is_async=True)
+            mbarrier.wait(values_ready.index(stage), phase)
+            if WINDOWED:
+                if start - BLOCK_N < low:
+                    clear_values(value_parts, stage, low, low, high, P, BLOCK_N, PANELS)
+                    fence_async_shared()
+            acc_MD = warpgroup_mma(weight_MN, value_blocks.index(stage), acc_MD, is_async=True)
+            score_MN = warpgroup_mma_wait(1, deps=[score_MN])
+            mbarrier.arrive(keys_free.index(next_stage), count=1)
+            new_MN, max_M, sum_M, decay_M = _weigh(
+                score_MN, max_M, sum_M, position_M, start, first_position, window, scale_log2,
+                cap_log2, TILE_Q, BLOCK_N, WINDOWED, STEP, scores,
+            )  # fmt: skip
+            acc_MD, weight_MN = warpgroup_mma_wait(0, deps=[acc_MD, weight_MN])
+            mbarrier.arrive(values_free.index(stage), count=1)
+            acc_MD = acc_MD * gl.convert_layout(decay_M, gl.SliceLayout(1, sums))[:, None]
+            weight_MN = gl.convert_layout(new_MN.to(dtype), weights)
+            stage = next_stage
+            phase = next_phase
+        block += 1
+        mbarrier.wait(values_ready.index(stage), phase)
+        if WINDOWED:
+            if (high - 1) // BLOCK_N * BLOCK_N < low:
+                clear_values(value_parts, stage, low, low, high, P, BLOCK_N, PANELS)
+        if high % P != 0:
+            clear_values(value_parts, stage, high, low, high, P, BLOCK_N, PANELS)
+        fence_async_shared()
+        acc_MD = warpgroup_mma(weight_MN, value_blocks.index(stage), acc_MD, is_async=True)
+        acc_MD = warpgroup_mma_wait(0, deps=[acc_MD])
+        mbarrier.arrive(values_free.index(stage), count=1)
+
+        if sinks_H is not None:
+            sink_M = gl.load(sinks_H + this_head * G + head_M)
+            sum_M += gl.exp2(gl.fma(sink_M, _SINK_SCALE, -max_M))
+        sum_M = gl.where(query_M < num_q, sum_M, 1.0)  # where there are no queries are no sums
+        acc_MD *= gl.convert_layout(1.0 / sum_M, gl.SliceLayout(1, sums))[:, None]
+        q_MD.store(acc_MD.to(dtype))  # by way of where the queries were, so as to write whole lines
+        at_M = (token + line_M // G).to(gl.int64) * OUT_STRIDE
+        at_M += this_head * (G * D) + line_M % G * D
+        valid_M = line_M // G < gl.minimum(num_q, TILE_Q)
+        out_ptr = out_THD + at_M[:, None] + offset_D[None, :]
+        gl.store(out_ptr, q_MD.load(lines), mask=valid_M[:, None])
+        if Q_BUFFERS == 1:
+            fetch_queries(
+                q_MD, q_THD, token_start + first + HALF * TILE_Q, q_len - first - HALF * TILE_Q,
+                head, Q_STRIDE, G, D,
+            )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["window"])
+def _hopper_attention_kernel(
+    pool,
+    q_THD,
+    page_table,
+    row_slot_R,
+    q_start_R,
+    q_len_R,
+    token_start_R,
+    items_I2,
+    num_items_ptr,
+    sinks_H,  # or None
+    out_THD,
+    scale_log2,
+    cap_log2,
+    window,
+    Q_STRIDE: gl.constexpr,
+    OUT_STRIDE: gl.constexpr,
+    TABLE_STRIDE: gl.constexpr,
+    PAGE_ROWS: gl.constexpr,
+    K: gl.constexpr,
+    G: gl.constexpr,
+    D: gl.constexpr,
+    P: gl.constexpr,
+    ITEM_Q: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    Q_BUFFERS: gl.constexpr,
+    WINDOWED: gl.constexpr,
+    STEP: gl.constexpr,
+    SHARED: gl.constexpr,
+    ATTENDING: gl.constexpr,
+    FETCHING: gl.constexpr,
+):
+    dtype: gl.constexpr = q_THD.dtype.element_ty
+    PARTS: gl.constexpr = STAGES * (D // PANEL) * (BLOCK_N // P)
+    BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
+    q_buffers = gl.allocate_shared_memory(dtype, [2 * Q_BUFFERS, HALF_ROWS, D], SHARED)
+    key_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED)
+    value_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED)
+    # The same bytes as a copy fills them: a page's rows in one panel of columns.
+    key_parts = key_blocks._reinterpret(dtype, [PARTS, P, PANEL], SHARED)
+    value_parts = value_blocks._reinterpret(dtype, [PARTS, P, PANEL], SHARED)
+    keys_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
+    keys_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
+    values_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
+    values_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(keys_ready.index(stage), count=1)
+        mbarrier.init(keys_free.index(stage), count=2)
+        mbarrier.init(values_ready.index(stage), count=1)
+        mbarrier.init(values_free.index(stage), count=2)
+    fence_async_shared()
+    barriers = (keys_ready, keys_free, values_ready, values_free)
+    num_tiles = gl.load(num_items_ptr) * K
+    operands = (q_buffers, key_blocks, value_blocks, value_parts, barriers, q_THD, out_THD, sinks_H)
+    places = (q_start_R, q_len_R, token_start_R, items_I2, num_tiles)
+    scales = (window, scale_log2, cap_log2)
+    sizes: gl.constexpr = (
+        Q_STRIDE, OUT_STRIDE, K, G, D, P, ITEM_Q, BLOCK_N, STAGES, Q_BUFFERS, WINDOWED, STEP
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_attend, (0, operands, places, scales, sizes)),
+            (_attend, (1, operands, places, scales, sizes)),
+            (
+                fetch_blocks,
+                (
+                    pool, key_parts, value_parts, barriers, page_table, row_slot_R, q_start_R,
+                    q_len_R, items_I2, num_tiles, window, TABLE_STRIDE, PAGE_ROWS, K, D, P, ITEM_Q,
+                    BLOCK_N, STAGES, WINDOWED, STEP,
+                ),
+            ),
+        ],
+        [4, 1],
+        [ATTENDING, FETCHING],
+    )  # fmt: skip
+
+
+def serves(call: AttentionCall) -> bool:
+    """Whether this device, these heads and these pages are what the kernel is written for."""
+    q_THD, kv_pages = call.q_THD, call.kv_pages
+    width, page_tokens = q_THD.shape[2], kv_pages.shape[3]
+    return (
+        q_THD.is_cuda
+        and torch.cuda.get_device_capability(q_THD.device) == HOPPER
+        and q_THD.dtype in (torch.bfloat16, torch.float16)
+        and call.kv_scales is None
+        and width in BLOCK_N
+        and page_tokens in (8, 16, 32, 64)
+        and page_stride(kv_pages) % width == 0
+        and all(tensor.data_ptr() % 16 == 0 for tensor in (q_THD, kv_pages, call.out_THD))
+        and q_THD.stride(0) % 8 == call.out_THD.stride(0) % 8 == 0
+    )
+
+
+def chunk_attention(
+    call: AttentionCall, inputs: StepInputs, work: PrefillWork, num_tokens: int
+) -> None:
+    """Attention of every planned query, by the kernel for Hopper where that serves."""
+    (hopper_attention if serves(call) else prefill_attention)(call, inputs, work, num_tokens)
+
+
+def hopper_attention(
+    call: AttentionCall, inputs: StepInputs, work: PrefillWork, num_tokens: int
+) -> None:
+    """What prefill_attention does, for calls of which `serves` is true."""
+    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, _, sinks_H = call
+    num_pages, _, num_kv_heads, page_tokens, width = kv_pages.shape
+    page_rows = page_stride(kv_pages) // width
+    num_rows = (num_pages - 1) * page_rows + 2 * num_kv_heads * page_tokens
+    box = [page_tokens, PANEL.value]
+    scale_log2, cap_log2 = score_scale(scale, softcap)
+    window, step = window_and_step(span)
+    num_tiles = num_items_bound(num_tokens, work.max_rows, work.block_q) * num_kv_heads
+    _hopper_attention_kernel[(min(num_tiles, work.num_sms),)](
+        TensorDescriptor(kv_pages, [num_rows, width], [width, 1], box, _SWIZZLED),
+        q_THD,
+        page_table_NL,
+        inputs.row_slot_R,
+        inputs.q_start_R,
+        inputs.q_len_R,
+        inputs.token_start_R,
+        work.items_I2,
+        work.num_items,
+        sinks_H,
+        out_THD,
+        scale_log2,
+        cap_log2,
+        window,
+        Q_STRIDE=q_THD.stride(0),
+        OUT_STRIDE=out_THD.stride(0),
+        TABLE_STRIDE=page_table_NL.stride(0),
+        PAGE_ROWS=page_rows,
+        K=num_kv_heads,
+        G=work.group,
+        D=width,
+        P=page_tokens,
+        ITEM_Q=work.block_q,
+        BLOCK_N=BLOCK_N[width],
+        STAGES=STAGES,
+        Q_BUFFERS=1 if width == 256 else 2,
+        WINDOWED=window > 0,
+        STEP=step,
+        SHARED=_SWIZZLED,
+        ATTENDING=ATTENDING_REGISTERS,
+        FETCHING=FETCHING_REGISTERS,
+        num_warps=4,
+        maxnreg=MAX_REGISTERS,
+    )
