@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (10_060, 64),
     "services/router": (14_730, 86),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (37_920, 244),
+    "services/compute": (38_490, 246),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (2_690, 18),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (64_790, 403),
+    "services": (65_340, 405),
 }
 MIN_MEDIAN_LINES = 90
 
