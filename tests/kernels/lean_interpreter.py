@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.kernels.lean_operators import LeanOperators
+
 POINTER_BYTES = 8
 MAX_NUMBERS = 1024  # blocks of one number each that are kept, of at most 64 KiB or so
 
@@ -23,7 +25,7 @@ def make_lean(patch: pytest.MonkeyPatch) -> None:
     interpreter = importlib.import_module("triton.runtime.interpreter")
     core = importlib.import_module("triton.language.core")
     language = importlib.import_module("triton.language")
-    _keep_patches(patch, interpreter)
+    _keep_patches(patch, interpreter, LeanOperators(core, interpreter))
     _keep_types(patch, core, language)
     _keep_tests_of_types(patch, core.dtype)
     _unwrap_only_what_is_wrapped(patch, core)
@@ -32,7 +34,7 @@ def make_lean(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(semantic, "broadcast_impl_value", common.broadcast)
 
 
-def _keep_patches(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
+def _keep_patches(patch: pytest.MonkeyPatch, interpreter: Any, operators: LeanOperators) -> None:
     """Patch `triton.language` once for each function, not for each launch and each call.
 
     And do not look for overflows of every integer operation, whose result is dropped unless it
@@ -66,7 +68,7 @@ def _keep_patches(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
             kwargs["_semantic"] = interpreter.interpreter_semantic
             return call(*args, **kwargs)
 
-        scope.set_attr(obj, name, interpreted)
+        scope.set_attr(obj, name, operators.faster(obj, name, interpreted))
 
     patch.setattr(interpreter, "_patch_attr", patch_attr)
 

@@ -34,6 +34,8 @@ def _mixed(left_ptr, right_ptr, out_ptr, count, ROWS: tl.constexpr, COLUMNS: tl.
     total = tl.where(total > 3, total - 2, 5 - total)
     total = (total * 0.5 - -1.5) / (2 + tl.abs(total).to(tl.float32))
     total += tl.where(places % 3 == 1, -1, 1) + (places // 7 & 3) + (1 << (columns & 2))[None, :]
+    odd = tl.load(left_ptr + places.to(tl.int64), mask=is_there & (places % 2 > 0))
+    total += odd.to(tl.int8) + (places >> 1) + (left == right).to(tl.int32) - (1 >= places)
     total += tl.sum(total, axis=0)[None, :] + tl.max(total, axis=1)[:, None] + program
     tl.store(out_ptr + places, total, mask=is_there)
 
