@@ -31,12 +31,13 @@ POINTERS = {
 def main() -> None:
     """With a window, sinks and a cap: all there is."""
     width = int(sys.argv[1])
+    padded = triton.next_power_of_2(width)
     shared = hopper_prefill._SWIZZLED
     constants: dict[str, Any] = {
         "Q_STRIDE": 48 * width, "OUT_STRIDE": 32 * width, "TABLE_STRIDE": 512, "PAGE_ROWS": 256,
-        "K": 8, "G": 4, "D": width, "P": 16, "ITEM_Q": 32,
-        "BLOCK_N": hopper_prefill.BLOCK_N[width], "STAGES": hopper_prefill.STAGES,
-        "Q_BUFFERS": 1 if width == 256 else 2, "WINDOWED": True, "STEP": 1, "SHARED": shared,
+        "K": 8, "G": 4, "D": width, "PADDED_D": padded, "P": 16, "ITEM_Q": 32,
+        "BLOCK_N": hopper_prefill.BLOCK_N[padded], "STAGES": hopper_prefill.STAGES,
+        "Q_BUFFERS": 1 if padded == 256 else 2, "WINDOWED": True, "STEP": 1, "SHARED": shared,
         "ATTENDING": hopper_prefill.ATTENDING_REGISTERS,
         "FETCHING": hopper_prefill.FETCHING_REGISTERS,
     }  # fmt: skip

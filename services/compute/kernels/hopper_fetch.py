@@ -87,7 +87,7 @@ def fetch_blocks(
     TABLE_STRIDE: gl.constexpr,
     PAGE_ROWS: gl.constexpr,
     K: gl.constexpr,
-    D: gl.constexpr,
+    PADDED_D: gl.constexpr,
     P: gl.constexpr,
     ITEM_Q: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -97,8 +97,8 @@ def fetch_blocks(
 ):
     """The warp that fetches. What a tile is read from is asked for a tile ahead."""
     keys_ready, keys_free, values_ready, values_free = barriers
-    PANELS: gl.constexpr = D // PANEL
-    BYTES: gl.constexpr = BLOCK_N * D * 2
+    PANELS: gl.constexpr = PADDED_D // PANEL
+    BYTES: gl.constexpr = BLOCK_N * PADDED_D * 2  # columns beyond the heads' count, and are zeros
     row, first, head = item_at(items_I2, 0, num_tiles, K)
     next_row, next_first, next_head = item_at(items_I2, 1, num_tiles, K)
     q_start, q_len = gl.load(q_start_R + row), gl.load(q_len_R + row)
@@ -149,15 +149,20 @@ def fetch_queries(
     Q_STRIDE: gl.constexpr,
     G: gl.constexpr,
     D: gl.constexpr,
+    PADDED_D: gl.constexpr,
 ):
-    """Ask for the queries of a warpgroup; rows beyond them are zeros."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    """Ask for the queries of a warpgroup; rows and columns beyond them are zeros."""
+    layout: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [256 // PADDED_D, PADDED_D // 8], [4, 1], [1, 0]
+    )
     row_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, layout))
-    offset_D = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
+    offset_D = gl.arange(0, PADDED_D, layout=gl.SliceLayout(0, layout))
     valid_M = row_M // G < gl.minimum(num_q, HALF_ROWS // G)
     at_M = (token + row_M // G).to(gl.int64) * Q_STRIDE + (head * (G * D) + row_M % G * D)
     async_copy.async_copy_global_to_shared(
-        buffer, q_THD + at_M[:, None] + offset_D[None, :], mask=valid_M[:, None]
+        buffer,
+        q_THD + at_M[:, None] + offset_D[None, :],
+        mask=valid_M[:, None] & (offset_D < D)[None, :],
     )
     async_copy.commit_group()
 

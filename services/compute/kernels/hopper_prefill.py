@@ -14,6 +14,7 @@ width, P positions of a page.
 from __future__ import annotations
 
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -43,7 +44,7 @@ from services.compute.kernels.step_buffers import AttentionCall, StepInputs, pag
 _SINK_SCALE = gl.constexpr(LOG2_E)
 _SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 HOPPER = (9, 0)
-BLOCK_N = {64: 128, 128: 128, 256: 64}  # by head width: the order of the sums
+BLOCK_N = {64: 128, 128: 128, 256: 64}  # by head width, padded: the order of the sums
 STAGES = 2  # of keys and of values; 227 KiB of shared memory have no room for three
 ATTENDING_REGISTERS, FETCHING_REGISTERS = 232, 40  # a thread
 MAX_REGISTERS = 168  # 65,536 shared by 384 threads, before they are dealt out anew
@@ -108,19 +109,22 @@ def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
     q_buffers, key_blocks, value_blocks, value_parts, barriers, q_THD, out_THD, sinks_H = operands
     q_start_R, q_len_R, token_start_R, items_I2, num_tiles = places
     window, scale_log2, cap_log2 = scales
-    Q_STRIDE, OUT_STRIDE, K, G, D, P, ITEM_Q, BLOCK_N, STAGES, Q_BUFFERS, WINDOWED, STEP = sizes
+    (
+        Q_STRIDE, OUT_STRIDE, K, G, D, PADDED_D, P, ITEM_Q, BLOCK_N, STAGES, Q_BUFFERS, WINDOWED,
+        STEP,
+    ) = sizes  # fmt: skip
     keys_ready, keys_free, values_ready, values_free = barriers
     TILE_Q: gl.constexpr = HALF_ROWS // G
-    PANELS: gl.constexpr = D // PANEL
+    PANELS: gl.constexpr = PADDED_D // PANEL
     dtype: gl.constexpr = q_THD.dtype.element_ty
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PADDED_D, 16])
     weights: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    lines: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    lines: gl.constexpr = gl.BlockedLayout([1, 8], [256 // PADDED_D, PADDED_D // 8], [4, 1], [1, 0])
     query_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, scores)) // G
     head_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, scores)) % G
     line_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, lines))
-    offset_D = gl.arange(0, D, layout=gl.SliceLayout(0, lines))
+    offset_D = gl.arange(0, PADDED_D, layout=gl.SliceLayout(0, lines))
     zeros_MN = gl.zeros([HALF_ROWS, BLOCK_N], gl.float32, layout=scores)
 
     row, first, head = item_at(items_I2, 0, num_tiles, K)
@@ -129,7 +133,7 @@ def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
     token_start = gl.load(token_start_R + row)
     fetch_queries(
         q_buffers.index(HALF), q_THD, token_start + first + HALF * TILE_Q,
-        q_len - first - HALF * TILE_Q, head, Q_STRIDE, G, D,
+        q_len - first - HALF * TILE_Q, head, Q_STRIDE, G, D, PADDED_D,
     )  # fmt: skip
     block = 0
     for step in range(num_rounds(num_tiles)):
@@ -153,14 +157,14 @@ def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
             fetch_queries(
                 q_buffers.index((step + 1) % 2 * 2 + HALF), q_THD,
                 token_start + first + HALF * TILE_Q, q_len - first - HALF * TILE_Q, head,
-                Q_STRIDE, G, D,
+                Q_STRIDE, G, D, PADDED_D,
             )  # fmt: skip
 
         position_M = first_position + query_M
         begin = low // BLOCK_N * BLOCK_N
         max_M = gl.full([HALF_ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, scores))
         sum_M = gl.zeros([HALF_ROWS], gl.float32, layout=gl.SliceLayout(1, scores))
-        acc_MD = gl.zeros([HALF_ROWS, D], gl.float32, layout=sums)
+        acc_MD = gl.zeros([HALF_ROWS, PADDED_D], gl.float32, layout=sums)
         stage = block % STAGES
         phase = block // STAGES & 1
         mbarrier.wait(keys_ready.index(stage), phase)
@@ -218,13 +222,13 @@ def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
         q_MD.store(acc_MD.to(dtype))  # by way of where the queries were, so as to write whole lines
         at_M = (token + line_M // G).to(gl.int64) * OUT_STRIDE
         at_M += this_head * (G * D) + line_M % G * D
-        valid_M = line_M // G < gl.minimum(num_q, TILE_Q)
+        valid_MD = (line_M // G < gl.minimum(num_q, TILE_Q))[:, None] & (offset_D < D)[None, :]
         out_ptr = out_THD + at_M[:, None] + offset_D[None, :]
-        gl.store(out_ptr, q_MD.load(lines), mask=valid_M[:, None])
+        gl.store(out_ptr, q_MD.load(lines), mask=valid_MD)
         if Q_BUFFERS == 1:
             fetch_queries(
                 q_MD, q_THD, token_start + first + HALF * TILE_Q, q_len - first - HALF * TILE_Q,
-                head, Q_STRIDE, G, D,
+                head, Q_STRIDE, G, D, PADDED_D,
             )  # fmt: skip
 
 
@@ -251,6 +255,7 @@ def _hopper_attention_kernel(
     K: gl.constexpr,
     G: gl.constexpr,
     D: gl.constexpr,
+    PADDED_D: gl.constexpr,
     P: gl.constexpr,
     ITEM_Q: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -263,11 +268,11 @@ def _hopper_attention_kernel(
     FETCHING: gl.constexpr,
 ):
     dtype: gl.constexpr = q_THD.dtype.element_ty
-    PARTS: gl.constexpr = STAGES * (D // PANEL) * (BLOCK_N // P)
+    PARTS: gl.constexpr = STAGES * (PADDED_D // PANEL) * (BLOCK_N // P)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
-    q_buffers = gl.allocate_shared_memory(dtype, [2 * Q_BUFFERS, HALF_ROWS, D], SHARED)
-    key_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED)
-    value_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED)
+    q_buffers = gl.allocate_shared_memory(dtype, [2 * Q_BUFFERS, HALF_ROWS, PADDED_D], SHARED)
+    key_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, PADDED_D], SHARED)
+    value_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, PADDED_D], SHARED)
     # The same bytes as a copy fills them: a page's rows in one panel of columns.
     key_parts = key_blocks._reinterpret(dtype, [PARTS, P, PANEL], SHARED)
     value_parts = value_blocks._reinterpret(dtype, [PARTS, P, PANEL], SHARED)
@@ -287,7 +292,8 @@ def _hopper_attention_kernel(
     places = (q_start_R, q_len_R, token_start_R, items_I2, num_tiles)
     scales = (window, scale_log2, cap_log2)
     sizes: gl.constexpr = (
-        Q_STRIDE, OUT_STRIDE, K, G, D, P, ITEM_Q, BLOCK_N, STAGES, Q_BUFFERS, WINDOWED, STEP
+        Q_STRIDE, OUT_STRIDE, K, G, D, PADDED_D, P, ITEM_Q, BLOCK_N, STAGES, Q_BUFFERS, WINDOWED,
+        STEP,
     )  # fmt: skip
     gl.warp_specialize(
         [
@@ -297,8 +303,8 @@ def _hopper_attention_kernel(
                 fetch_blocks,
                 (
                     pool, key_parts, value_parts, barriers, page_table, row_slot_R, q_start_R,
-                    q_len_R, items_I2, num_tiles, window, TABLE_STRIDE, PAGE_ROWS, K, D, P, ITEM_Q,
-                    BLOCK_N, STAGES, WINDOWED, STEP,
+                    q_len_R, items_I2, num_tiles, window, TABLE_STRIDE, PAGE_ROWS, K, PADDED_D, P,
+                    ITEM_Q, BLOCK_N, STAGES, WINDOWED, STEP,
                 ),
             ),
         ],
@@ -316,7 +322,8 @@ def serves(call: AttentionCall) -> bool:
         and torch.cuda.get_device_capability(q_THD.device) == HOPPER
         and q_THD.dtype in (torch.bfloat16, torch.float16)
         and call.kv_scales is None
-        and width in BLOCK_N
+        and 64 <= width <= 256
+        and width % 8 == 0
         and page_tokens in (8, 16, 32, 64)
         and page_stride(kv_pages) % width == 0
         and all(tensor.data_ptr() % 16 == 0 for tensor in (q_THD, kv_pages, call.out_THD))
@@ -339,6 +346,7 @@ def hopper_attention(
     num_pages, _, num_kv_heads, page_tokens, width = kv_pages.shape
     page_rows = page_stride(kv_pages) // width
     num_rows = (num_pages - 1) * page_rows + 2 * num_kv_heads * page_tokens
+    padded_width = triton.next_power_of_2(width)
     box = [page_tokens, PANEL.value]
     scale_log2, cap_log2 = score_scale(scale, softcap)
     window, step = window_and_step(span)
@@ -365,11 +373,12 @@ def hopper_attention(
         K=num_kv_heads,
         G=work.group,
         D=width,
+        PADDED_D=padded_width,
         P=page_tokens,
         ITEM_Q=work.block_q,
-        BLOCK_N=BLOCK_N[width],
+        BLOCK_N=BLOCK_N[padded_width],
         STAGES=STAGES,
-        Q_BUFFERS=1 if width == 256 else 2,
+        Q_BUFFERS=1 if padded_width == 256 else 2,
         WINDOWED=window > 0,
         STEP=step,
         SHARED=_SWIZZLED,
