@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,11 @@ def int32_array(values: Sequence[int]) -> Int32Array:
 
 NO_IDS = int32_array(())
 
+NO_DRAFTS = NO_IDS.reshape(0, 0)
+
 DEVICE_TOKEN = -1
-"""In `StepPlan.tokens`: the token that the device has for the slot, the one sampled last."""
+"""In `StepPlan.tokens`: the token that the device has for the slot, the one sampled last. In
+`given_drafts`: its own guess."""
 
 MAX_SCORED_TOKENS = 512
 """Most tokens of one step's rows whose prompts are scored. Each takes a row of logits and up to 20
@@ -110,13 +113,14 @@ class StepPlan:
 
     Behind the token of decode row r the device puts up to num_drafts[r] of its own guesses at those
     that follow. It draws the token at each of them as ever, and those up to the first that differs
-    from the guess there are valid.
+    from the guess there are valid. Tokens of given_drafts[r] take the place of its own guesses.
 
     Page-table entries (slot, index, page; of a cache group's table) are applied before the forward
     pass. A row may read what another row of the same step writes: in every layer the runner
     stores the keys and values of all rows before any of them attends.
 
     `structured` numbers the samples whose slots have a grammar: they are drawn under a mask each.
+    All their drafts are given: tokens that the grammar forces.
 
     In the table of a group with a window, entries wholly before it are stale: another owner has
     their pages.
@@ -137,6 +141,7 @@ class StepPlan:
     page_id: Int32Array  # [D]
     page_group: Int32Array = field(default_factory=lambda: NO_IDS)  # [D]; empty: all of group 0
     num_drafts: Int32Array = field(default_factory=lambda: NO_IDS)  # [Q]; empty: none
+    given_drafts: Int32Array = field(default_factory=lambda: NO_DRAFTS)  # [Q, K]; empty: none
     slots: tuple[SlotDelta, ...] = ()
     structured: tuple[int, ...] = ()
     scores: tuple[ScoreRow, ...] = ()
@@ -160,6 +165,14 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
+def masks_of(tokens_G: Int32Array, num_words: int) -> Int32Array:
+    """Masks [G, W] of which each allows one token alone."""
+    bits_GW = np.zeros((len(tokens_G), num_words), dtype=np.uint32)
+    bits = np.left_shift(np.uint32(1), (tokens_G % 32).astype(np.uint32))
+    bits_GW[np.arange(len(tokens_G)), tokens_G // 32] = bits
+    return bits_GW.view(np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """Which tokens the structured samples of a step may take.
@@ -171,6 +184,15 @@ class TokenMasks:
     samples: Int32Array  # [G]
     bits: Int32Array  # [G, ceil(V / 32)]
     skipped: tuple[int, ...] = ()
+
+
+class ForcedTokens(NamedTuple):
+    """The only tokens that a sequence's masks allow, one after the other, from an output on."""
+
+    slot: int
+    epoch: int
+    start: int  # output index of the first
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

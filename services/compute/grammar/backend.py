@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from services.compute.grammar.protocol import GrammarSettings, StartSequence
+from services.compute.grammar.protocol import MOST_FORCED, GrammarSettings, StartSequence
 from services.compute.step import Int32Array, mask_words
 
 MAX_ERROR_CHARACTERS = 400
@@ -209,16 +209,36 @@ class TokenRules:
                 mask_W.view(np.uint32)[sequence[-1] // 32] &= ~np.uint32(1 << sequence[-1] % 32)
 
 
-class SequenceMatcher:
-    """Makes the masks of one sequence, token by token."""
+def only_token(mask_W: Int32Array) -> int:
+    """The token that a mask allows if it is the only one; below 0 if there are others."""
+    middle = len(mask_W) // 2
+    if middle and mask_W[middle] and mask_W[middle - 1]:  # within a text
+        return -1
+    words = np.flatnonzero(mask_W)
+    if len(words) != 1:
+        return -1
+    bits = int(mask_W.view(np.uint32)[words[0]])
+    return -1 if bits & (bits - 1) else 32 * int(words[0]) + bits.bit_length() - 1
 
-    __slots__ = ("_everything_W", "_grammar", "_outputs", "_start", "_rules", "_stop_ids")
+
+class SequenceMatcher:
+    """Makes the masks of one sequence, token by token.
+
+    Where there is one choice only it goes on by itself, ahead of what was drawn.
+    """
+
+    __slots__ = (
+        *("_error", "_everything_W", "_grammar", "_num_drawn", "_outputs", "_start", "_rules"),
+        "_stop_ids",
+    )
 
     def __init__(
         self, start: StartSequence, grammar: LLMatcher | None, everything_W: Int32Array
     ) -> None:
         self._start = start
         self._outputs = array("i", start.output_ids)
+        self._num_drawn = len(self._outputs)  # of them; those behind are the only ones
+        self._error: Exception | None = None  # for which it cannot go on behind its last mask
         self._grammar = grammar
         self._everything_W = everything_W
         self._rules = TokenRules(start, everything_W)
@@ -227,7 +247,7 @@ class SequenceMatcher:
     @property
     def start(self) -> StartSequence:
         """The order with which another matcher would continue from here."""
-        return replace(self._start, output_ids=tuple(self._outputs))
+        return replace(self._start, output_ids=tuple(self._outputs[: self._num_drawn]))
 
     @property
     def index(self) -> int:
@@ -246,11 +266,24 @@ class SequenceMatcher:
                 raise _refusal(grammar)
             yield
 
+    def has_taken(self, index: int, token: int) -> bool:
+        """Whether it has gone ahead by the token sampled as output `index`."""
+        if index != self._num_drawn or self._outputs[index : index + 1] != array("i", (token,)):
+            return False
+        self._num_drawn += 1
+        return True
+
     def consume(self, index: int, token: int) -> bool:
         """Accept the token sampled as output `index`; False if no mask is needed after it."""
+        if index != len(self._outputs):
+            raise TokenRefused(f"output {index} came where output {len(self._outputs)} was due")
+        self._num_drawn += 1
+        return self._go_on(token)
+
+    def _go_on(self, token: int) -> bool:
         outputs = self._outputs
-        if index != len(outputs):
-            raise TokenRefused(f"output {index} came where output {len(outputs)} was due")
+        if self._error is not None:
+            raise self._error
         outputs.append(token)
         if token in self._stop_ids or len(outputs) >= self._start.max_tokens:
             return False
@@ -258,6 +291,28 @@ class SequenceMatcher:
             raise _refusal(self._grammar)
         self._rules.follow((token,))
         return True
+
+    def fill_ahead(self, mask_W: Int32Array) -> tuple[int, ...]:
+        """Write the mask of the first token that is not the only one; return those before it.
+
+        At most MOST_FORCED, however long it takes: who starts at a later token has to come at
+        least as far.
+        """
+        self.fill(mask_W)
+        first = len(self._outputs)
+        while len(self._outputs) < min(first + MOST_FORCED, self._start.max_tokens - 1):
+            token = only_token(mask_W)
+            if token < 0 or token in self._stop_ids:
+                break
+            try:
+                self._go_on(token)
+                self.fill(mask_W)
+            except Exception as error:  # for which the sequence fails when it comes to it
+                self._error = error
+                del self._outputs[-1]
+                np.copyto(mask_W, bits_of((token,), 32 * len(mask_W)))
+                break
+        return tuple(self._outputs[first:])
 
     def fill(self, mask_W: Int32Array) -> None:
         """Write the mask of the next token; GrammarError if no token is allowed."""

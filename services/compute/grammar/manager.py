@@ -35,7 +35,14 @@ from services.compute.grammar.protocol import (
 )
 from services.compute.grammar.sequences import StructuredSequences, drawn_rows
 from services.compute.shares import ClientShare, Shares
-from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult
+from services.compute.step import (
+    BoolArray,
+    ForcedTokens,
+    Int32Array,
+    SlotDelta,
+    StepPlan,
+    StepResult,
+)
 
 DRAINING = Failure(503, "draining", "This replica is shutting down.", retryable=True)
 
@@ -282,6 +289,9 @@ class GrammarManager:
         if len(rows_R4):
             self._send(AcceptTokens(rows_R4))  # first: the worker begins meanwhile
             self._sequences.advance(rows_R4, self._clock())
+
+    def forced(self) -> list[ForcedTokens]:
+        return self._sequences.forced()
 
     def look(self, plan: StepPlan) -> MaskStatus:
         return self._sequences.look(plan)

@@ -157,6 +157,8 @@ class MaskWorker:
                 continue
             matcher = self._matchers.get(slot)
             if matcher is not None and matcher.owns(slot, epoch):
+                if matcher.has_taken(index, token):
+                    continue
                 follow = partial(self._follow, matcher, index, token)
                 has_written |= self._make(slot, epoch, thread, follow)
             elif self._gone.get(slot) == epoch:
@@ -198,11 +200,11 @@ class MaskWorker:
             matcher = proceed()
             if matcher is None:
                 return False
-            matcher.fill(mask_W)
+            forced = matcher.fill_ahead(mask_W)
             with self._lock:
                 if self._epochs.get(slot) == epoch:
                     memory.masks_PNW[self._plane, slot] = mask_W
-                    memory.name(slot, self._plane, epoch, matcher.index)
+                    memory.name(slot, self._plane, epoch, matcher.index, forced)
             made_s = thread_time()
             if thread == _MASKS:
                 self._made_s = made_s

@@ -25,6 +25,7 @@ from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
 from services.compute.step import (
     BoolArray,
+    ForcedTokens,
     Int32Array,
     SlotDelta,
     StepPlan,
@@ -34,10 +35,14 @@ from services.compute.step import (
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
+MOST_FORCED = 15
+"""Tokens in a row that are known to be the only ones, as far as the worker goes ahead at once."""
+
 NUM_PLANES = 2
 NUM_THREADS = 4  # two of each plane
 _HEAD_BYTES = 64
-_NAME = struct.Struct("=4i")
+_NAME_INTS = 5 + MOST_FORCED
+_NAME = struct.Struct(f"={_NAME_INTS}i")
 _MAX_NAMED_BYTES = 1 << 16  # of one read: what a pipe holds
 
 
@@ -59,8 +64,15 @@ class MaskSource(Protocol):
         """Take the tokens drawn by a plan's structured samples; have the next masks made."""
         ...
 
+    def forced(self) -> list[ForcedTokens]:
+        """Take the forced tokens that have become known since the last call."""
+        ...
+
     def look(self, plan: StepPlan) -> MaskStatus:
-        """Say which of the masks that a plan needs are there."""
+        """Say which of the masks that a plan needs are there.
+
+        Of a sample with drafts that is the last row's; those before it allow a draft each.
+        """
         ...
 
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
@@ -233,16 +245,24 @@ class MaskMemory:
         os.set_blocking(names_out, False)
         return MaskMemory((fd, names_out, names_in), num_slots, vocab_size)
 
-    def name(self, slot: int, plane: int, epoch: int, index: int) -> None:
-        """Report a mask as written; a pipe keeps what is this short in one piece."""
-        os.write(self._names_in, _NAME.pack(slot, plane, epoch, index))
+    def name(
+        self, slot: int, plane: int, epoch: int, index: int, forced: Sequence[int] = ()
+    ) -> None:
+        """Report a mask as written, and the tokens before it that were the only ones.
+
+        A pipe keeps what is this short in one piece.
+        """
+        rest = (0,) * (MOST_FORCED - len(forced))
+        name = _NAME.pack(slot, plane, epoch, index, len(forced), *forced, *rest)
+        os.write(self._names_in, name)
 
     def named(self) -> Int32Array:
-        """Return slot, plane, epoch and output index of the masks named since the last call."""
+        """Return slot, plane, epoch and output index of the masks named since the last call, and
+        how many tokens before each were forced, and which [R, 5 + MOST_FORCED]."""
         data = b""
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self._names_out, _MAX_NAMED_BYTES)
-        return np.frombuffer(data, np.int32).reshape(-1, 4)
+            data = os.read(self._names_out, _MAX_NAMED_BYTES // _NAME.size * _NAME.size)
+        return np.frombuffer(data, np.int32).reshape(-1, _NAME_INTS)
 
     def close(self) -> None:
         for fd in self.fds:

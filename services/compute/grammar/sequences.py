@@ -10,13 +10,24 @@ import numpy as np
 
 from common.messages.failure import Failure
 from services.compute.grammar.protocol import (
+    MOST_FORCED,
+    NUM_PLANES,
     Int64Array,
     MaskMemory,
     MaskStatus,
     StartSequence,
     stamp,
 )
-from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult
+from services.compute.step import (
+    BoolArray,
+    ForcedTokens,
+    Int32Array,
+    SlotDelta,
+    StepPlan,
+    StepResult,
+    int32_array,
+    masks_of,
+)
 
 MAX_DEATHS = 3  # of the worker while it made one sequence's mask; it may have been killed
 MAX_TURNS = 12  # of others, each as long as a mask may take, before one's own
@@ -40,7 +51,13 @@ class StructuredSequences:
 
     def __init__(self, memory: MaskMemory, timeout_s: float) -> None:
         self._memory = memory
-        self._stamps_PN = np.zeros(memory.masks_PNW.shape[:2], dtype=np.int64)  # of masks named
+        _, num_slots, self._num_words = memory.masks_PNW.shape
+        self._stamps_PN = np.zeros((NUM_PLANES, num_slots), dtype=np.int64)  # of masks named
+        # Of slots: the first token that is known to be forced, how many are, and all of them.
+        self._forced_stamp_N = np.zeros(num_slots, dtype=np.int64)
+        self._num_forced_N = np.zeros(num_slots, dtype=np.int64)
+        self._forced_NT = np.zeros((num_slots, MOST_FORCED), dtype=np.int32)
+        self._new_forced: list[ForcedTokens] = []
         self._timeout_s = timeout_s
         self._sequences: dict[int, _Sequence] = {}
         self._failures: dict[tuple[int, int], Failure] = {}  # by slot and epoch
@@ -81,11 +98,18 @@ class StructuredSequences:
             if token in sequence.delta.stop_ids or index + 1 >= sequence.delta.sampling.max_tokens:
                 del self._sequences[slot]
 
+    def forced(self) -> list[ForcedTokens]:
+        """Take what has become known of forced tokens since the last call."""
+        if not self._sequences:
+            return []
+        self._take_names()
+        new_forced, self._new_forced = self._new_forced, []
+        return new_forced
+
     def look(self, plan: StepPlan) -> MaskStatus:
         self._take_names()
         slot_G, stamp_G = self._wanted(plan)
-        stamps_PN = self._stamps_PN
-        ready: BoolArray = (stamps_PN[0, slot_G] == stamp_G) | (stamps_PN[1, slot_G] == stamp_G)
+        ready = self._are_there(slot_G, stamp_G)
         failures: dict[int, Failure] = {}
         if self._failures and not ready.all():
             epochs = plan.row_epoch[plan.sample_row[list(plan.structured)]].tolist()
@@ -100,6 +124,11 @@ class StructuredSequences:
         slot_G, stamp_G = slot_G[ready], stamp_G[ready]
         plane_G = (self._stamps_PN[0, slot_G] != stamp_G).astype(np.intp)
         bits_GW: Int32Array = self._memory.masks_PNW[plane_G, slot_G]
+        is_forced = self._are_forced(slot_G, stamp_G)
+        if is_forced.any():
+            slots, stamps = slot_G[is_forced], stamp_G[is_forced]
+            tokens = self._forced_NT[slots, stamps - self._forced_stamp_N[slots]]
+            bits_GW[is_forced] = masks_of(tokens, self._num_words)
         return bits_GW
 
     def fail(self, slot: int, epoch: int, message: str, status: int = 400) -> None:
@@ -149,6 +178,7 @@ class StructuredSequences:
         while len(self._memory.named()):
             pass
         self._stamps_PN[:] = 0
+        self._num_forced_N[:] = 0
         self._seen_s = {}
 
     def _blame(self, slot: int, message: str, status: int) -> None:
@@ -160,8 +190,26 @@ class StructuredSequences:
     def _take_names(self) -> None:
         rows_R4 = self._memory.named()
         if len(rows_R4):
-            slot_R, plane_R, epoch_R, index_R = rows_R4.T
-            self._stamps_PN[plane_R, slot_R] = epoch_R.astype(np.int64) << 32 | index_R
+            slot_R, plane_R, epoch_R, index_R, num_forced_R = rows_R4[:, :5].T
+            stamp_R = epoch_R.astype(np.int64) << 32 | index_R
+            self._stamps_PN[plane_R, slot_R] = stamp_R
+            self._forced_stamp_N[slot_R] = stamp_R - num_forced_R
+            self._num_forced_N[slot_R] = num_forced_R
+            self._forced_NT[slot_R] = rows_R4[:, 5:]
+            for row in rows_R4[num_forced_R > 0].tolist():
+                slot, _, epoch, index, count = row[:5]
+                tokens = tuple(row[5 : 5 + count])
+                self._new_forced.append(ForcedTokens(slot, epoch, index - count, tokens))
+
+    def _are_there(self, slot_G: Int32Array, stamp_G: Int64Array) -> BoolArray:
+        stamps_PN = self._stamps_PN
+        named: BoolArray = (stamps_PN[0, slot_G] == stamp_G) | (stamps_PN[1, slot_G] == stamp_G)
+        return named | self._are_forced(slot_G, stamp_G)
+
+    def _are_forced(self, slot_G: Int32Array, stamp_G: Int64Array) -> BoolArray:
+        offset_G = stamp_G - self._forced_stamp_N[slot_G]
+        forced: BoolArray = (offset_G >= 0) & (offset_G < self._num_forced_N[slot_G])
+        return forced
 
     def _wanted(self, plan: StepPlan) -> tuple[Int32Array, Int64Array]:
         """Slots and stamps of the masks that a plan needs; it is asked about again and again."""
@@ -169,17 +217,19 @@ class StructuredSequences:
             structured = list(plan.structured)
             row_G = plan.sample_row[structured]
             epoch_G = plan.row_epoch[row_G].astype(np.int64)
-            stamp_G = epoch_G << 32 | plan.sample_index[structured]
-            self._asked = plan, plan.row_slot[row_G], stamp_G
+            index_G = plan.sample_index[structured]
+            if len(plan.num_drafts):  # of decode rows, which come first
+                of_decodes = row_G < plan.num_decode_rows
+                index_G[of_decodes] += plan.num_drafts[row_G[of_decodes]]
+            self._asked = plan, plan.row_slot[row_G], epoch_G << 32 | index_G
         return self._asked[1:]
 
     def _waiting(self, until_s: float) -> dict[int, _Sequence]:
         self._take_names()
-        return {
-            slot: sequence
-            for slot, sequence in self._sequences.items()
-            if sequence.since_s <= until_s and sequence.stamp not in self._stamps_PN[:, slot]
-        }
+        waiting = {s: each for s, each in self._sequences.items() if each.since_s <= until_s}
+        stamps = np.array([each.stamp for each in waiting.values()], dtype=np.int64)
+        there = self._are_there(int32_array(list(waiting)), stamps).tolist()
+        return {s: waiting[s] for s, is_there in zip(waiting, there, strict=True) if not is_there}
 
     def _worked_on(self) -> list[int]:
         stamps: Sequence[int] = self._memory.thread_stamps.tolist()
@@ -192,13 +242,22 @@ class StructuredSequences:
 
 
 def drawn_rows(plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> Int32Array:
-    """The rows of `AcceptTokens` for the tokens of a step's structured samples."""
+    """The rows of `AcceptTokens` for the tokens of a step's structured samples, in order."""
     drawn = [s for s in plan.structured if s not in skipped] if skipped else list(plan.structured)
     if not drawn:
         return _NONE
     row = plan.sample_row[drawn]
     columns = (plan.row_slot[row], plan.row_epoch[row], plan.sample_index[drawn])
-    return np.stack((*columns, result.tokens[drawn, 0]), axis=1)
+    rows_R4 = np.stack((*columns, result.tokens[drawn, 0]), axis=1)
+    if result.tokens.shape[1] == 1:
+        return rows_R4
+    # Of a sample without a valid token the first one goes on: the sequence fails anyway.
+    num_R = np.maximum(result.n_valid[drawn], 1)
+    number_R = np.arange(num_R.sum()) - np.repeat(np.cumsum(num_R) - num_R, num_R)
+    rows_R4 = np.repeat(rows_R4, num_R, axis=0)
+    rows_R4[:, 2] += number_R
+    rows_R4[:, 3] = result.tokens[np.repeat(drawn, num_R), number_R]
+    return rows_R4
 
 
 def _order(sequence: _Sequence) -> StartSequence:

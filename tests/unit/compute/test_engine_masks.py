@@ -21,6 +21,7 @@ from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import (
     BoolArray,
+    ForcedTokens,
     Int32Array,
     SlotDelta,
     StepPlan,
@@ -51,6 +52,9 @@ class HandMasks:
             if sample not in skipped:
                 index = int(plan.sample_index[sample])
                 self.taken.append((index, int(result.tokens[sample, 0])))
+
+    def forced(self) -> list[ForcedTokens]:
+        return []
 
     def look(self, plan: StepPlan) -> MaskStatus:
         slots = plan.row_slot[plan.sample_row[list(plan.structured)]].tolist()

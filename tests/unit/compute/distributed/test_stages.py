@@ -29,6 +29,7 @@ from services.compute.runner.packing_runner import PackingRunner
 from services.compute.scheduler.outputs import Output
 from services.compute.step import (
     BoolArray,
+    ForcedTokens,
     Int32Array,
     SlotDelta,
     StepPlan,
@@ -157,6 +158,9 @@ class OneToken:
 
     def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
         pass
+
+    def forced(self) -> list[ForcedTokens]:
+        return []
 
     def look(self, plan: StepPlan) -> MaskStatus:
         return MaskStatus(np.ones(len(plan.structured), dtype=np.bool_), {})

@@ -37,6 +37,7 @@ class Desk:
         self.memory = MaskMemory.create(NUM_SLOTS, VOCAB_SIZE)
         self.memory.masks_PNW[:] = -1
         self.named: dict[tuple[int, int, int], set[int]] = {}
+        self.forced: dict[int, list[int]] = {}  # before the mask named last, by slot
         self.failed: list[int] = []
         self.worker = MaskWorker(
             settings, GrammarBackend(settings), self.memory, self._reported, 1, None
@@ -44,10 +45,11 @@ class Desk:
 
     def _reported(self, report: Report) -> None:
         if isinstance(report, MasksWritten):
-            for slot, plane, epoch, index in self.memory.named().tolist():
+            for slot, plane, epoch, index, count, *forced in self.memory.named().tolist():
                 assert plane == 1
                 mask_W = self.memory.masks_PNW[plane, slot]
                 self.named[slot, epoch, index] = tokens_in(mask_W)
+                self.forced[slot] = forced[:count]
         elif isinstance(report, SequenceFailed):
             self.failed.append(report.slot)
 
@@ -74,27 +76,54 @@ def settle(desk: Desk, grammar: str) -> None:
 
 
 def test_masks_are_named_when_they_are_whole_and_each_once(desk: Desk) -> None:
-    grammar = 'start: "a" ("b" | "c") "d"\n'
+    grammar = 'start: ("a" | "b") ("b" | "c") ("c" | "d")\n'
     settle(desk, grammar)
     a, b, c, d = ids_of("abcd")
     for slot in range(NUM_SLOTS):
         desk.place(slot, grammar)
-    assert desk.named == {(slot, 1, 0): {a} for slot in range(NUM_SLOTS)}
+    assert desk.named == {(slot, 1, 0): {a, b} for slot in range(NUM_SLOTS)}
     desk.named.clear()
     desk.advance(0, *((slot, a) for slot in range(NUM_SLOTS)))
     assert desk.named == {(slot, 1, 1): {b, c} for slot in range(NUM_SLOTS)}
     desk.named.clear()
     desk.advance(1, (7, b), (9, c))
-    assert desk.named == {(7, 1, 2): {d}, (9, 1, 2): {d}}
+    assert desk.named == {(7, 1, 2): {c, d}, (9, 1, 2): {c, d}}
 
 
-def test_a_sequence_that_ends_or_fails_has_no_mask_named(desk: Desk) -> None:
+def test_it_goes_ahead_where_there_is_one_choice_only(desk: Desk) -> None:
+    grammar = 'start: "a" "b" ("c" | "d") "a" "b"\n'
+    settle(desk, grammar)
+    a, b, c, d = ids_of("abcd")
+    desk.place(0, grammar)
+    assert (desk.named, desk.forced[0]) == ({(0, 1, 2): {c, d}}, [a, b])
+    desk.named.clear()
+    desk.advance(0, (0, a))
+    desk.advance(1, (0, b))
+    assert desk.named == {}
+    desk.advance(2, (0, d))  # the end is the only choice behind the last, too, but goes nowhere
+    assert (desk.named, desk.forced[0]) == ({(0, 1, 5): {EOS}}, [a, b])
+    desk.advance(3, (0, c))
+    assert desk.failed == [0]
+
+
+def test_what_it_cannot_go_ahead_by_fails_when_it_comes(desk: Desk) -> None:
     grammar = 'start: "a" "b"\n'
     settle(desk, grammar)
     a, b, _, _ = ids_of("abcd")
+    banned = GrammarSpec(grammar, banned_sequences=((a, b),))
+    desk.worker.take(make_start(banned))
+    assert (desk.named, desk.forced[0], desk.failed) == ({(0, 1, 0): {a}}, [], [])
+    desk.advance(0, (0, a))
+    assert desk.failed == [0]
+
+
+def test_a_sequence_that_ends_or_fails_has_no_mask_named(desk: Desk) -> None:
+    grammar = 'start: ("a" | "c") ("b" | "d")\n'
+    settle(desk, grammar)
+    a, b, _, d = ids_of("abcd")
     for slot in range(3):
         desk.place(slot, grammar)
     desk.named.clear()
     desk.advance(0, (0, EOS), (1, b), (2, a))
-    assert desk.named == {(2, 1, 1): {b}}
+    assert desk.named == {(2, 1, 1): {b, d}}
     assert desk.failed == [1]
