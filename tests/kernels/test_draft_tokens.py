@@ -19,13 +19,21 @@ from services.compute.kernels.draft_tokens import (
 from services.compute.kernels.slot_entries import SlotEntry, pack_entries
 from services.compute.kernels.slot_words import DRAFTS, FLAGS, NUM_WORDS, SampleRows
 from services.compute.kernels.step_buffers import NUM_TOKENS, Resident, StepInputs
-from services.compute.kernels.step_deltas import apply_deltas
+from services.compute.kernels.step_deltas import apply_deltas, apply_deltas_reference
 from services.compute.kernels.step_input import unpack_step, unpack_step_reference
 from services.compute.runner.eager_drafting import EagerDrafting
 from services.compute.runner.slot_states import Rows, SlotStates
 from services.compute.runner.uploads import NO_SLOT_ROWS, StepPacker, StepUpload
 from services.compute.speculative.settings import SpeculativeSettings
-from services.compute.step import DEVICE_TOKEN, NO_IDS, BoolArray, Int32Array, StepPlan, int32_array
+from services.compute.step import (
+    DEVICE_TOKEN,
+    NO_DRAFTS,
+    NO_IDS,
+    BoolArray,
+    Int32Array,
+    StepPlan,
+    int32_array,
+)
 from tests.unit.compute.fake_device import make_spec
 
 NUM_SLOTS, NUM_DRAFTS, PAGE_TOKENS, MAX_POSITIONS = 5, 3, 8, 200
@@ -56,7 +64,7 @@ def prompts_plan(prompts: list[Int32Array]) -> StepPlan:
     )
 
 
-def decodes_plan(step_id: int, num_drafts: Int32Array) -> StepPlan:
+def decodes_plan(step_id: int, num_drafts: Int32Array, given_QK: Int32Array) -> StepPlan:
     """A decode row for each slot."""
     slots = np.arange(len(num_drafts), dtype=np.int32)
     return replace(
@@ -65,6 +73,7 @@ def decodes_plan(step_id: int, num_drafts: Int32Array) -> StepPlan:
         num_decode_rows=len(num_drafts),
         row_slot=slots,
         num_drafts=num_drafts if num_drafts.any() else NO_IDS,
+        given_drafts=given_QK if num_drafts.any() else NO_DRAFTS,
     )
 
 
@@ -103,7 +112,11 @@ class BothSides:
         """Unpack a step on both sides; returns its rows."""
         step = StepUpload.read(self.upload[: self.packer.pack(plan, NO_SLOT_ROWS, self.upload)])
         packed, inputs, resident = torch.from_numpy(self.upload.copy()), self.inputs, self.resident
+        changed = Resident(*(tensor.clone().cpu() for tensor in resident))
+        apply_deltas_reference(packed, changed)
         apply_deltas(packed.to(self.device), resident)
+        for ours, theirs in zip(resident, changed, strict=True):
+            assert torch.equal(ours.cpu(), theirs)
         expected = StepInputs(*(tensor.clone().cpu() for tensor in inputs))
         before = Resident(*(tensor.clone().cpu() for tensor in resident))
         num_tokens = step.header[NUM_TOKENS]
@@ -160,6 +173,11 @@ def test_rows_drafts_and_what_is_accepted_are_those_of_the_cpu(
         num_right += sides.draw(rows, ~is_masked)
         sides.check_alike()
         num_drafts = rng.integers(0, NUM_DRAFTS + 1, NUM_SLOTS).astype(np.int32)
-        num_drafts[NOT_DRAFTING] = 0
-        plan = decodes_plan(step_id, num_drafts * (step_id % 5 > 0))
+        given_QK = np.full((NUM_SLOTS, NUM_DRAFTS), DEVICE_TOKEN, dtype=np.int32)
+        if step_id % 3:
+            given_QK[NOT_DRAFTING] = rng.integers(1, 4, NUM_DRAFTS)
+            given_QK[0, 0] = 2
+        else:
+            num_drafts[NOT_DRAFTING] = 0
+        plan = decodes_plan(step_id, num_drafts * (step_id % 5 > 0), given_QK)
     assert num_right > 10

@@ -5,7 +5,7 @@ CUDA graphs hold addresses, not tensors, so buffers are made once and filled ane
 An upload is a buffer of int32: a header of counts, then sections without gaps, in this order:
 
     row_slot[R-P]  chunk_start[C]  token_start[C]  tokens[T-D]  sample_row[S-D]  sample_index[S-D]
-    states[4, E]  page_slot[Y]  page_index[Y]  page_id[Y]  slot_rows[N, 1+W]
+    states[4, E]  page_slot[Y]  page_index[Y]  page_id[Y]  slot_rows[N, 1+W]  drafts[2, F]
 
 so that each section's start follows from the counts alone. The first P rows are those of the
 upload before: their slots are on the device. The first D rows decode: one token each, all of
@@ -16,13 +16,14 @@ A row_slot has above bit NUMBER_SHIFT how many drafts lie between the slot's las
 row's input (`runner.draft_rows`): 0 for all but draft rows.
 
 `states` are columns: slot, length, output index, last token of sequences that decode from here on
-without a chunk that the device has sampled. A slot row is a slot and its words. A page_slot has
+without a chunk that the device has sampled. `drafts` are those that the host gives: the row_slot of
+their rows, and tokens. A slot row is a slot and its words. A page_slot has
 the cache group of its entry above bit GROUP_SHIFT. Behind the sections, and not on the device,
 follows what the host needs to launch the step (`runner.uploads`).
 
 Shape legend: R rows, P of which are kept, D decode rows, C chunks, T tokens, S samples, E states,
 Y page-table entries, N slots or slot rows, L pages of the longest sequence, W words of a slot,
-G cache groups.
+G cache groups, F given drafts.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ HEADER_INTS = 16
     NUM_KEPT_ROWS,
     NUM_STATES,
 ) = range(8)
-"""Places in the header; the first four are those of `StepInputs.counts`. The rest is the host's."""
+"""Places in the header; the first four are those of `StepInputs.counts`."""
 
+NUM_GIVEN_DRAFTS = 14
+"""The place of another count; the rest is the host's."""
 
 GROUP_SHIFT = NUMBER_SHIFT = 24
 """Slots are below 2^24; groups, and the numbers of draft rows, below 2^7."""
@@ -70,6 +73,7 @@ class Sections(NamedTuple):
     page_index: int
     page_id: int
     slot_rows: int
+    drafts: int
     end: int
 
     @staticmethod
@@ -79,6 +83,7 @@ class Sections(NamedTuple):
         sizes = (
             *(rows - kept, chunks, chunks, tokens - decodes, samples - decodes, samples - decodes),
             *(4 * states, entries, entries, entries, slot_rows * (1 + num_words)),
+            2 * header[NUM_GIVEN_DRAFTS],
         )
         return Sections(*accumulate((HEADER_INTS, *sizes)))
 

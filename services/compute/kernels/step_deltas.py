@@ -1,4 +1,5 @@
-"""What a step changes on the device before its rows are read: states, page tables, slot settings.
+"""What a step changes on the device before its rows are read: states, page tables, slot settings,
+and drafts that the host gives.
 
 One launch, whose sizes are read on the device.
 """
@@ -12,6 +13,7 @@ from torch import Tensor
 from services.compute.kernels.step_buffers import (
     GROUP_SHIFT,
     HEADER_INTS,
+    NUM_GIVEN_DRAFTS,
     NUM_KEPT_ROWS,
     NUM_SLOT_ROWS,
     NUM_STATES,
@@ -24,6 +26,7 @@ _DELTA_PROGRAMS = 16  # 2,048 page-table entries at once; a step rarely has more
 _HEADER = tl.constexpr(HEADER_INTS)
 _NUM_KEPT_ROWS = tl.constexpr(NUM_KEPT_ROWS)
 _NUM_STATES = tl.constexpr(NUM_STATES)
+_NUM_GIVEN_DRAFTS = tl.constexpr(NUM_GIVEN_DRAFTS)
 _GROUP_SHIFT = tl.constexpr(GROUP_SHIFT)
 _SLOT_MASK = tl.constexpr((1 << GROUP_SHIFT) - 1)
 
@@ -59,6 +62,7 @@ def _apply_deltas(
     MAX_PAGES: tl.constexpr,
     NUM_WORDS: tl.constexpr,
     PADDED_WORDS: tl.constexpr,
+    MAX_DRAFTS: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -97,10 +101,20 @@ def _apply_deltas(
         place = tl.load(slot_row).to(tl.int64)
         values = tl.load(slot_row + 1 + words, mask=words < NUM_WORDS, other=0)
         tl.store(resident.slot_params + place * NUM_WORDS + words, values, mask=words < NUM_WORDS)
+    if MAX_DRAFTS > 0:
+        num_drafts = tl.load(packed + _NUM_GIVEN_DRAFTS)
+        drafts = slot_rows + num_slot_rows * (1 + NUM_WORDS)
+        for first in range(program * BLOCK, num_drafts, NUM_PROGRAMS * BLOCK):
+            draft = first + lanes
+            mask = draft < num_drafts
+            row_slot = tl.load(drafts + draft, mask=mask, other=0)
+            token = tl.load(drafts + num_drafts + draft, mask=mask, other=0)
+            place = (row_slot & _SLOT_MASK) * (MAX_DRAFTS + 1) + (row_slot >> _GROUP_SHIFT) - 1
+            tl.store(resident.drafts_NK + place, token, mask=mask)
 
 
 def apply_deltas(packed: Tensor, resident: Resident) -> None:
-    """Write the upload's states, page-table entries and slot rows into the resident tables.
+    """Write the upload's states, page-table entries, slot rows and drafts into resident tables.
 
     No two entries of one upload may be for the same place: they are written in no order.
     """
@@ -114,6 +128,7 @@ def apply_deltas(packed: Tensor, resident: Resident) -> None:
         MAX_PAGES=max_pages,
         NUM_WORDS=num_words,
         PADDED_WORDS=triton.next_power_of_2(num_words),
+        MAX_DRAFTS=resident.drafts_NK.shape[1] - 1,
         NUM_PROGRAMS=_DELTA_PROGRAMS,
         BLOCK=_BLOCK,
         num_warps=4,
@@ -132,5 +147,8 @@ def apply_deltas_reference(packed: Tensor, resident: Resident) -> None:
     page_index = packed[at.page_index : at.page_id]
     page_group, page_slot = page_slot >> GROUP_SHIFT, page_slot & ((1 << GROUP_SHIFT) - 1)
     resident.page_table[page_group, page_slot, page_index] = packed[at.page_id : at.slot_rows].int()
-    slot_rows = packed[at.slot_rows : at.end].view(header[NUM_SLOT_ROWS], 1 + num_words)
+    slot_rows = packed[at.slot_rows : at.drafts].view(header[NUM_SLOT_ROWS], 1 + num_words)
     resident.slot_params[slot_rows[:, 0]] = slot_rows[:, 1:].int()
+    row_slot_F, draft_F = packed[at.drafts : at.end].view(2, header[NUM_GIVEN_DRAFTS])
+    places = row_slot_F & ((1 << GROUP_SHIFT) - 1), (row_slot_F >> GROUP_SHIFT) - 1
+    resident.drafts_NK[places] = draft_F.int()

@@ -18,7 +18,15 @@ import numpy as np
 
 from common.messages.tokens import TokenLogprobs
 from services.compute.kernels.step_buffers import NUMBER_SHIFT
-from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan, StepResult, TokenMasks
+from services.compute.step import (
+    DEVICE_TOKEN,
+    Int32Array,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+    int32_array,
+    masks_of,
+)
 
 
 class _Spread(NamedTuple):
@@ -38,10 +46,14 @@ class _Spread(NamedTuple):
         number_R = np.arange(len(source_R), dtype=np.int32) - first_Q[source_R]
         return _Spread(source_R, number_R, first_Q, len(source_R) - num_decodes)
 
-    def sample(self, sample: int) -> int:
-        """The first row on the device of a plan's sample."""
+    def rows(self, sample: int) -> range:
+        """The rows on the device of a plan's sample."""
         num_decodes = len(self.first_Q)
-        return int(self.first_Q[sample]) if sample < num_decodes else sample + self.num_more
+        if sample >= num_decodes:
+            return range(sample + self.num_more, sample + self.num_more + 1)
+        is_last = sample + 1 == num_decodes
+        end = len(self.source_R) if is_last else self.first_Q[sample + 1]
+        return range(int(self.first_Q[sample]), int(end))
 
 
 def with_draft_rows(plan: StepPlan) -> StepPlan:
@@ -56,6 +68,10 @@ def with_draft_rows(plan: StepPlan) -> StepPlan:
     q_len = rows(plan.q_len, plan.q_len[source_R])
     q_start = rows(plan.q_start, plan.q_start[source_R] + number_R)
     given_R = np.where(number_R == 0, plan.tokens[source_R], np.int32(DEVICE_TOKEN))
+    if len(plan.given_drafts):
+        is_draft = number_R > 0
+        places = source_R[is_draft], number_R[is_draft] - 1
+        given_R[is_draft] = _padded(plan.given_drafts, int(number_R.max()))[places]
     return replace(
         plan,
         num_decode_rows=len(source_R),
@@ -67,18 +83,32 @@ def with_draft_rows(plan: StepPlan) -> StepPlan:
         tokens=rows(plan.tokens, given_R),
         sample_row=rows(plan.sample_row + num_more, np.arange(len(source_R), dtype=np.int32)),
         sample_index=rows(plan.sample_index, plan.sample_index[source_R] + number_R),
-        structured=tuple(spread.sample(sample) for sample in plan.structured),
+        structured=tuple(row for sample in plan.structured for row in spread.rows(sample)),
         scores=tuple(replace(s, row=s.row + num_more) for s in plan.scores),
         pools=tuple(replace(p, row=p.row + num_more) for p in plan.pools),
     )
 
 
+def _padded(given_QK: Int32Array, num_drafts: int) -> Int32Array:
+    missing = max(num_drafts - given_QK.shape[1], 0)
+    return np.pad(given_QK, ((0, 0), (0, missing)), constant_values=DEVICE_TOKEN)
+
+
 def spread_masks(masks: TokenMasks, plan: StepPlan) -> TokenMasks:
-    """Masks by the plan's samples as masks by those on the device."""
-    spread = _Spread.of(plan)
-    samples = [spread.sample(sample) for sample in masks.samples.tolist()]
-    skipped = tuple(spread.sample(sample) for sample in masks.skipped)
-    return replace(masks, samples=np.array(samples, dtype=np.int32), skipped=skipped)
+    """Masks by the plan's samples as masks by those on the device.
+
+    One is that of the token behind a sample's drafts. Each draft is the only token of its own.
+    """
+    spread, given = _Spread.of(plan), plan.given_drafts
+    rows: list[range] = []
+    drafts: list[int] = []
+    for sample in masks.samples.tolist():
+        rows.append(spread.rows(sample))
+        drafts += given[sample, : len(rows[-1]) - 1].tolist() if len(rows[-1]) > 1 else []
+    bits = np.concatenate((masks.bits, masks_of(int32_array(drafts), masks.bits.shape[1])))
+    samples = [each[-1] for each in rows] + [row for each in rows for row in each[:-1]]
+    skipped = tuple(row for sample in masks.skipped for row in spread.rows(sample))
+    return TokenMasks(int32_array(samples), bits, skipped)
 
 
 def folded(result: StepResult, plan: StepPlan) -> StepResult:

@@ -72,6 +72,8 @@ class SlotStates:
         self._rows = np.concatenate((kept, step.section("row_slot")))
         slots_R, numbers_R = self._rows & SLOT_MASK, self._rows >> NUMBER_SHIFT
         decodes, numbers = slots_R[:num_decodes], numbers_R[:num_decodes]
+        given_F, drafts_F = step.drafts()
+        self._drafts_NK[given_F & SLOT_MASK, (given_F >> NUMBER_SHIFT) - 1] = drafts_F
         drafts = self._drafts_NK[decodes, numbers - 1]
         given = np.where(numbers > 0, np.maximum(drafts, 0), self._last_token[decodes])
         first_R = np.concatenate((np.arange(num_decodes), starts, [header[NUM_TOKENS]]))

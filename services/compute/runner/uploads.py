@@ -18,12 +18,20 @@ from typing import NamedTuple
 import numpy as np
 
 from services.compute.kernels.slot_words import NO_MASK, NUM_WORDS, VOID_MASK
-from services.compute.kernels.step_buffers import GROUP_SHIFT, HEADER_INTS, SLOT_MASK, Sections
+from services.compute.kernels.step_buffers import (
+    GROUP_SHIFT,
+    HEADER_INTS,
+    NUM_GIVEN_DRAFTS,
+    NUMBER_SHIFT,
+    SLOT_MASK,
+    Sections,
+)
 from services.compute.runner.draft_rows import with_draft_rows
 from services.compute.sampling.slots import SlotFlags, Variant
 from services.compute.step import (
     DEVICE_TOKEN,
     MAX_SCORED_TOKENS,
+    NO_DRAFTS,
     NO_IDS,
     Int32Array,
     PoolRow,
@@ -46,7 +54,8 @@ NO_SLOT_ROWS: Int32Array = np.zeros((0, 1 + NUM_WORDS), dtype=np.int32)
 
 def packed_size(max_rows: int, max_tokens: int, max_page_entries: int, max_slot_rows: int) -> int:
     """Int32 of the largest step within these limits; every row may be sampled, scored, pooled."""
-    header = (max_rows, 0, max_tokens, max_rows, max_page_entries, max_slot_rows, 0, max_rows)
+    counts = (max_rows, 0, max_tokens, max_rows, max_page_entries, max_slot_rows, 0, max_rows)
+    header = (*counts, *[0] * (NUM_GIVEN_DRAFTS - len(counts)), max_rows)
     return Sections.of(header, NUM_WORDS).end + 5 * max_rows + MAX_SCORED_TOKENS
 
 
@@ -88,6 +97,11 @@ class StepUpload:
     def states(self) -> Int32Array:
         """[4, E]: slots, lengths, output indices, last tokens."""
         return self.section("states").reshape(4, -1)
+
+    def drafts(self) -> tuple[Int32Array, Int32Array]:
+        """The rows of given drafts as `row_slot`, and the drafts."""
+        row_slot_F, drafts_F = self.section("drafts").reshape(2, -1)
+        return row_slot_F, drafts_F
 
     def chunk(self, row: int) -> ChunkRow:
         num_rows, num_decode_rows, num_tokens, *_ = self.header
@@ -167,13 +181,23 @@ class StepPacker:
 
     @staticmethod
     def _states(plan: StepPlan) -> Int32Array:
-        """States of decode rows whose tokens the plan gives."""
+        """States of decode rows whose tokens the plan gives; of draft rows they are `_drafts`."""
         tokens = plan.tokens[: plan.num_decode_rows]
-        given = np.flatnonzero(tokens != DEVICE_TOKEN)
+        is_given = tokens != DEVICE_TOKEN
+        if len(plan.given_drafts):
+            is_given &= plan.row_slot[: plan.num_decode_rows] <= SLOT_MASK
+        given = np.flatnonzero(is_given)
         if not len(given):
             return NO_IDS
         columns = plan.row_slot, plan.q_start, plan.sample_index, tokens
         return np.concatenate([column[given] for column in columns])
+
+    @staticmethod
+    def _drafts(plan: StepPlan) -> list[Int32Array]:
+        """Rows and tokens of the drafts that the plan gives."""
+        rows, tokens = plan.row_slot[: plan.num_decode_rows], plan.tokens[: plan.num_decode_rows]
+        given = (rows >> NUMBER_SHIFT > 0) & (tokens != DEVICE_TOKEN)
+        return [rows[given], tokens[given]]
 
     @staticmethod
     def _columns(plan: StepPlan, kept: int, states: Int32Array) -> list[Int32Array]:
@@ -208,6 +232,10 @@ class StepPacker:
             columns = [*columns, page_slot, plan.page_index, plan.page_id]
         if len(slot_rows):
             columns.append(slot_rows.ravel())
+        num_drafts = 0
+        if len(plan.given_drafts):
+            drafts = StepPacker._drafts(plan)
+            num_drafts, columns = len(drafts[0]), [*columns, *drafts]
         if num_scores:
             rows = [(score.row, score.num_top, len(score.targets)) for score in plan.scores]
             columns.append(np.array(rows, dtype=np.int32).ravel())
@@ -219,7 +247,7 @@ class StepPacker:
             raise ValueError(f"step {plan.step_id}: {size} int32 do not fit into {len(out)}")
         counted = plan.num_rows, plan.num_decode_rows, plan.num_tokens, num_samples
         deltas = num_entries, len(slot_rows), kept, num_states
-        tail = num_scores, num_targets, num_pools, 0, 0
+        tail = num_scores, num_targets, num_pools, num_drafts, 0
         _HEADER.pack_into(out.data, 0, *counted, *deltas, variant, plan.step_id, *tail)
         if columns:
             np.concatenate(columns, out=out[HEADER_INTS:size])
@@ -255,6 +283,7 @@ def without_rows(plan: StepPlan) -> StepPlan:
         sample_row=NO_IDS,
         sample_index=NO_IDS,
         num_drafts=NO_IDS,
+        given_drafts=NO_DRAFTS,
         scores=(),
         pools=(),
     )
