@@ -199,6 +199,8 @@ class Engine:
     def _plan(self, now_s: float) -> StepPlan | None:
         """Plan a step between the transfers that have ended and those that have to start."""
         self._end_transfers()
+        if self._mask_source is not None:
+            self._scheduler.foresee(self._mask_source.forced())
         plan = self._scheduler.plan(now_s)
         if self._start_transfers() and plan is None:
             # They may have ended or failed already, as where nothing overlaps.

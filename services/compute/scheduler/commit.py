@@ -88,7 +88,7 @@ class Committer:
         Each token has an output of its own.
         """
         samples = np.flatnonzero(result.n_valid > 1).tolist()
-        samples = [sample for sample in samples if step.samples[sample].live]
+        samples = [s for s in samples if step.samples[s].live and s not in step.skipped]
         for sample in samples:
             sequence, num_before = step.samples[sample], len(step.samples[sample].outputs)
             logprobs = result.logprobs.get(sample, ())

@@ -7,14 +7,24 @@ the count comes down.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from services.compute.scheduler.packing import Packer
 from services.compute.scheduler.sequence import LaunchedStep, Sequence
 from services.compute.scheduler.state import SchedulerState
-from services.compute.step import NO_IDS, Int32Array, SlotDelta, StepResult, int32_array
+from services.compute.step import (
+    DEVICE_TOKEN,
+    NO_DRAFTS,
+    NO_IDS,
+    ForcedTokens,
+    Int32Array,
+    SlotDelta,
+    StepResult,
+    int32_array,
+)
 
 
 class DraftPolicy(Protocol):
@@ -31,6 +41,13 @@ class DraftPolicy(Protocol):
     def found(self, slots: Int32Array, num_found: Int32Array) -> None: ...
 
 
+class ChosenDrafts(NamedTuple):
+    """Of decode rows, as in a plan."""
+
+    num_drafts: Int32Array
+    given_drafts: Int32Array
+
+
 class Drafting:
     """Between the plans of a scheduler and the policy."""
 
@@ -42,6 +59,7 @@ class Drafting:
         self._policy = policy
         self._max_rows = max_rows  # of a step
         self._any_found = False
+        self._forced: dict[int, ForcedTokens] = {}  # by slot
         self.num_drafts_total = 0  # that the device had
         self.num_accepted_total = 0
 
@@ -49,14 +67,51 @@ class Drafting:
         for delta in slots:
             self._policy.begin(delta.slot)
 
-    def choose(self, decodes: list[Sequence]) -> Int32Array:
-        """Choose numbers of drafts for decode rows. Empty: none has any."""
-        if not (self._any_found and decodes):
-            return NO_IDS
+    def foresee(self, forced: Iterable[ForcedTokens]) -> None:
+        """Take tokens that must come, whatever is drawn before them."""
+        self._forced.update({each.slot: each for each in forced})
+
+    def choose(self, decodes: list[Sequence]) -> ChosenDrafts:
+        """Choose drafts for decode rows. Empty: none has any.
+
+        Those that are forced go first: a row for each gives a token, as it would later.
+        """
         # Whatever starts in this step has rows, too.
         room = self._max_rows - len(self._state.running) - self._state.num_waiting
+        if not self._forced:
+            return ChosenDrafts(self._guesses(decodes, room), NO_DRAFTS)
+        given = {}
+        for row, sequence in enumerate(decodes):
+            if sequence.slot in self._forced and (tokens := self._given(sequence, room)):
+                given[row] = tokens
+                room -= len(tokens)
+        num_drafts = self._guesses(decodes, room)
+        if not given:
+            return ChosenDrafts(num_drafts, NO_DRAFTS)
+        if not len(num_drafts):
+            num_drafts = np.zeros(len(decodes), dtype=np.int32)
+        longest = max(map(len, given.values()))
+        given_QK = np.full((len(decodes), longest), DEVICE_TOKEN, dtype=np.int32)
+        for row, tokens in given.items():
+            num_drafts[row] = len(tokens)
+            given_QK[row, : len(tokens)] = tokens
+        return ChosenDrafts(num_drafts, given_QK)
+
+    def _given(self, sequence: Sequence, room: int) -> tuple[int, ...]:
+        """The forced tokens behind the one that a sequence's next row computes."""
+        forced = self._forced[sequence.slot]
+        index = sequence.num_scheduled_tokens - sequence.prompt_len + 1  # of the row's own output
+        past = index - forced.start
+        if forced.epoch != sequence.epoch or past >= len(forced.tokens):
+            del self._forced[sequence.slot]
+            return ()
+        return forced.tokens[past:][: max(min(sequence.num_draftable, room), 0)]
+
+    def _guesses(self, decodes: list[Sequence], room: int) -> Int32Array:
+        if not (self._any_found and decodes):
+            return NO_IDS
         slots_Q = int32_array([sequence.slot for sequence in decodes])
-        limits_Q = int32_array([sequence.num_draftable for sequence in decodes])
+        limits_Q = int32_array([s.num_draftable if s.params.guesses else 0 for s in decodes])
         positions_Q = int32_array([sequence.num_scheduled_tokens for sequence in decodes])
         return self._policy.choose(slots_Q, limits_Q, positions_Q, room)
 
@@ -65,6 +120,7 @@ class Drafting:
         num_drafts = step.plan.num_drafts
         if len(num_drafts):
             samples = [s for s in np.flatnonzero(num_drafts).tolist() if step.samples[s].slot >= 0]
+            samples = [sample for sample in samples if sample not in step.skipped]
             drafted = num_drafts[samples]
             right = result.n_valid[samples] - 1
             for sample, count, valid in zip(samples, drafted.tolist(), right.tolist(), strict=True):
@@ -72,7 +128,10 @@ class Drafting:
             offered = result.num_offered[samples]
             self.num_drafts_total += int(offered.sum())
             self.num_accepted_total += int(right.sum())
-            self._policy.seen(self._slots(step, samples), offered, right)
+            guessed = np.array([not step.samples[s].params.structured for s in samples], np.bool_)
+            if guessed.any():  # of what is forced there is nothing to learn
+                slots = self._slots(step, samples)
+                self._policy.seen(slots[guessed], offered[guessed], right[guessed])
         self._any_found = bool(result.num_found.any())
         if self._any_found:
             # Not of those that ended, or were skipped and preempted since.

@@ -151,7 +151,7 @@ class Packer:
         columns = self._columns
         columns.advance(draft.decodes, draft.num_drafts)
         if not draft.chunks:
-            plan = _decode_plan(step_id, columns, deltas, draft.num_drafts)
+            plan = _decode_plan(step_id, columns, deltas, draft)
             return LaunchedStep(plan, draft.decodes, [], draft.published)
         single = [c for c in draft.chunks if c.samples and c.stop - c.start == 1]
         longer = [c for c in draft.chunks if not c.samples or c.stop - c.start > 1]
@@ -163,6 +163,9 @@ class Packer:
         if len(draft.num_drafts):
             none = np.zeros(len(single), dtype=np.int32)
             plan = replace(plan, num_drafts=np.concatenate((draft.num_drafts, none)))
+        if len(given := draft.given_drafts):
+            nothing = np.full((len(single), given.shape[1]), DEVICE_TOKEN, dtype=np.int32)
+            plan = replace(plan, given_drafts=np.concatenate((given, nothing)))
         samples = [*draft.decodes, *(c.sequence for c in sampled)]
         return LaunchedStep(plan, samples, chunks, draft.published)
 
@@ -177,7 +180,7 @@ class Packer:
 
 
 def _decode_plan(
-    step_id: int, columns: _DecodeColumns, deltas: dict[str, Any], num_drafts: Int32Array
+    step_id: int, columns: _DecodeColumns, deltas: dict[str, Any], draft: Draft
 ) -> StepPlan:
     return StepPlan(
         step_id=step_id,
@@ -190,7 +193,8 @@ def _decode_plan(
         tokens=columns.tokens,
         sample_row=columns.row,
         sample_index=columns.index,
-        num_drafts=num_drafts,
+        num_drafts=draft.num_drafts,
+        given_drafts=draft.given_drafts,
         structured=columns.structured,
         **deltas,
     )

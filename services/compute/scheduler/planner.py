@@ -82,7 +82,7 @@ class Planner:
                 draft.decodes = self._turns.rows(self._held)
                 budget -= len(draft.decodes)
                 if self._drafting is not None:
-                    draft.num_drafts = self._drafting.choose(draft.decodes)
+                    draft.num_drafts, draft.given_drafts = self._drafting.choose(draft.decodes)
                     budget -= int(draft.num_drafts.sum())
             budget = min(budget, quota.prefill_tokens)
             if budget > 0:

@@ -22,7 +22,7 @@ from services.compute.scheduler.policies import BatchView, SchedulingPolicy
 from services.compute.scheduler.sequence import LaunchedStep, Sequence, Status
 from services.compute.scheduler.state import SchedulerSettings, SchedulerState, by_order
 from services.compute.scheduler.transfers import Transfer
-from services.compute.step import StepPlan, StepResult
+from services.compute.step import ForcedTokens, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,11 @@ class Scheduler:
         self._state.end(sequence, "aborted")
         return True
 
+    def foresee(self, forced: Iterable[ForcedTokens]) -> None:
+        """Take tokens that must come; the next steps compute several of them at once."""
+        if self._drafting is not None:
+            self._drafting.foresee(forced)
+
     def plan(self, now_s: float) -> StepPlan | None:
         """Plan the next step.
 
@@ -149,6 +154,8 @@ class Scheduler:
         for sample in samples:
             sequence = step.samples[sample]
             if sequence.live and sample not in step.skipped:
+                num_drafts = int(plan.num_drafts[sample]) if sample < len(plan.num_drafts) else 0
+                self._packer.reject(sequence, num_drafts, 0)
                 self._packer.reschedule(sequence)
         step.skipped = step.skipped.union(samples)
 

@@ -17,7 +17,7 @@ from common.messages.generate import Generate
 from services.compute.kv.page_table import PageTable, PageTables
 from services.compute.kv.prefix_tree import Node
 from services.compute.shares import ClientShare
-from services.compute.step import NO_IDS, Int32Array, SlotDelta, StepPlan
+from services.compute.step import NO_DRAFTS, NO_IDS, Int32Array, SlotDelta, StepPlan
 
 
 class Status(Enum):
@@ -68,7 +68,8 @@ class SequenceParams:
         self.pools_all = request.pooling and pooling != "last"  # of every position, in one slot
         self.structured = sampling.grammar_spec is not None
         self.nonfinite = False  # a choice of it has had logits that were
-        self.max_drafts = max_drafts if can_draft(request) else 0
+        self.guesses = max_drafts > 0 and can_draft(request)
+        self.max_drafts = max_drafts if self.guesses or self.structured else 0
         # A grammar's end is the answer's; until there its masks hold back what is to be ignored.
         has_grammar = sampling.grammar_spec is not None and bool(sampling.grammar_spec.grammar)
         self.eos_token_ids = () if sampling.ignore_eos and not has_grammar else eos_token_ids
@@ -76,8 +77,8 @@ class SequenceParams:
 
 
 def can_draft(request: Generate) -> bool:
-    """Whether several tokens of one step may be valid. Not where what may come next depends on the
-    token before otherwise than through the model: by penalties or a grammar."""
+    """Whether the device may guess tokens. Not where what may come next depends on the token before
+    otherwise than through the model: by penalties or a grammar."""
     sampling = request.sampling
     penalised = (
         sampling.repetition_penalty != 1.0
@@ -288,7 +289,7 @@ class Sequence:
         sampling = self.params.sampling
         repetition = sampling.repetition_penalty != 1.0
         counted = repetition or sampling.presence_penalty or sampling.frequency_penalty
-        drafts = self.params.max_drafts > 0
+        drafts = self.params.guesses
         has_outputs = counted or self.params.structured or drafts
         return SlotDelta(
             slot=self.slot,
@@ -333,6 +334,7 @@ class Draft:
 
     decodes: list[Sequence] = field(default_factory=list)  # may be shared: never change it
     num_drafts: Int32Array = field(default_factory=lambda: NO_IDS)  # of `decodes`; empty: none
+    given_drafts: Int32Array = field(default_factory=lambda: NO_DRAFTS)  # as a plan's
     chunks: list[Chunk] = field(default_factory=list)
     num_scored: int = 0  # tokens of rows whose prompts are scored
     # Pages that the chunks fill and that are in the prefix tree already.

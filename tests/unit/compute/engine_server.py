@@ -45,6 +45,9 @@ class Restricted:
     def forward(self, plan: StepPlan) -> Any:
         return self._runner.forward(plan)
 
+    def go_on(self, ticket: Any) -> bool:
+        return self._runner.go_on(ticket)
+
     def sample(self, ticket: Any, masks: TokenMasks | None = None) -> Any:
         return self._runner.sample(ticket, masks)
 

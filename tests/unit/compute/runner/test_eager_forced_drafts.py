@@ -1,0 +1,76 @@
+"""Tokens that a grammar forces are computed several at once, and change no text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.messages.sampling import GrammarSpec
+from services.compute.config import ComputeSettings
+from tests.flow.structured_ring import EOS, VOCAB_SIZE, schema_grammar
+from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.engine_histories import (
+    PLAIN,
+    Ask,
+    check_same,
+    kept_of,
+    play,
+    repeating_history,
+)
+from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.masks_here import MasksHere
+from tests.unit.compute.tiny_models import make_model, save_model
+
+SETTINGS = ComputeSettings(
+    device="cpu", dtype="float32", max_num_seqs=32, max_batched_token_mem=2048, swap_space=0.003,
+    num_threads=1, max_prefill_tokens=24,
+)  # fmt: skip
+OFTEN = '{"num_speculative_tokens": 3, "prompt_lookup_min": 1}'
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["one", "two"]}, "length": {"type": "integer"}},
+    "required": ["name", "length"],
+    "additionalProperties": False,
+}
+GRAMMARS = (
+    schema_grammar(SCHEMA),
+    'start: "the answer is " ("yes" | "no") ", and it will not change" /[a-z]*/\n',
+)
+
+
+def structured_history(seed: int) -> list[Ask]:
+    """Requests of which two in three have a grammar."""
+    return [
+        replace(ask, sampling=replace(ask.sampling, grammar_spec=GrammarSpec(GRAMMARS[number % 3])))
+        if number % 3 < 2
+        else replace(ask, sampling=replace(PLAIN, **kept_of(ask.sampling)))
+        for number, ask in enumerate(repeating_history(seed))
+    ]
+
+
+@pytest.mark.parametrize(("overlaps", "late"), [(True, 0.1), (False, 0.0)])
+def test_random_histories_say_the_same(overlaps: bool, late: float, tmp_path: Path) -> None:
+    folder = save_model(make_model("llama", vocab_size=VOCAB_SIZE), tmp_path)
+    texts, num_steps = [], []
+    few = {"num_pages": 14, "num_host_pages": 20, "eos_token_ids": (EOS,), "overlaps": overlaps}
+    for config in ("off", OFTEN):
+        settings = SETTINGS.model_copy(update={"speculative_config": config})
+        runner = load_on_cpu(folder, settings)
+        servers = []
+        for seed in range(2):
+            masks = MasksHere(tmp_path, settings.max_num_seqs, late)
+            server = Server(Restricted(runner, **few), settings, masks)
+            play(server, structured_history(seed))
+            masks.close()
+            assert bool(masks.num_late) == bool(late)
+            servers.append(server)
+        texts.append([(server.tokens, server.reasons) for server in servers])
+        num_steps.append(sum(server.engine.stats.num_steps for server in servers))
+        assert sum(server.scheduler.stats().preemptions_total for server in servers)
+    stats = [server.scheduler.stats() for server in servers]
+    assert sum(each.accepted_drafts_total for each in stats) > 100
+    assert num_steps[1] < 0.8 * num_steps[0]
+    for without, with_drafts in zip(*texts, strict=True):
+        check_same(without, with_drafts)
