@@ -102,6 +102,7 @@ def _cores_beside(core: int) -> tuple[int, ...]:
 
 
 def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> SchedulerSettings:
+    speculative = read_speculative(settings.speculative_config)
     return SchedulerSettings(
         max_num_seqs=min(settings.max_num_seqs, spec.max_num_seqs),
         max_waiting=settings.max_waiting,
@@ -110,6 +111,7 @@ def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> Scheduler
         prefix_cache=settings.prefix_cache,
         in_flight_steps=spec.steps_ahead(settings.in_flight_steps),
         num_groups=spec.num_stages,
+        forced_drafts=not (speculative and speculative.is_synthetic),
     )
 
 

@@ -99,6 +99,7 @@ class Engine:
         self._transfers: list[tuple[Transfer, Any]] = []  # under way, with their tickets
         self.experts = ExpertReport(runner.expert_counters())
         self.num_slices = 0  # of steps that took several
+        self._taken_s = 0.0  # when there was a result
         self.forget()
 
     @property
@@ -120,8 +121,16 @@ class Engine:
         return len(self._in_flight) == 1 and self._in_flight[0].masked and not self.is_computing
 
     def launch_delay_s(self) -> float:
-        """How long planning can still wait for new requests without the device running dry."""
-        if not (self._in_flight and self.has_room and self._runner.spec().overlaps):
+        """How long planning can still wait for new requests without the device running dry.
+
+        A device that does not overlap is dry already. But a mask that is on its way may force
+        several tokens, which are then one step.
+        """
+        if not self._runner.spec().overlaps:
+            if self._masking is None or self._in_flight or not self._masking.may_force():
+                return 0.0
+            return self._taken_s + MASK_PATIENCE_S - self._clock()
+        if not (self._in_flight and self.has_room):
             return 0.0
         newest = self._in_flight[-1]
         return self._timer.launch_at_s(newest.kind, newest.launched_s) - self._clock()
@@ -303,7 +312,7 @@ class Engine:
         except Exception as error:
             self._fail(oldest.plan, error)
             return True
-        waited_s = self._clock()
+        self._taken_s = waited_s = self._clock()
         if self._mask_source is not None and oldest.plan.structured:
             self._mask_source.advance(oldest.plan, result, oldest.skipped)
         self._scheduler.commit(oldest.plan, result, waited_s)

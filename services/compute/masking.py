@@ -43,6 +43,14 @@ class Masking:
         missing = ~self._mask_source.look(plan).ready
         return any(self._late.get(s, (0, 0))[0] != e for s, e, _ in _whose(plan, missing))
 
+    def may_force(self) -> bool:
+        """Whether a mask is on its way whose tokens a step could compute at once, and may come
+        soon: not one of a sequence whose last one was late."""
+        if not self._scheduler.foresees:
+            return False
+        awaited = self._mask_source.awaited()
+        return any(self._late.get(slot, (0, 0))[0] != epoch for slot, epoch in awaited)
+
     def _remember(self, plan: StepPlan, ready: BoolArray) -> None:
         for slot, epoch, index in _whose(plan, ~ready):
             self._late[slot] = epoch, index

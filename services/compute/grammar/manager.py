@@ -290,6 +290,9 @@ class GrammarManager:
             self._send(AcceptTokens(rows_R4))  # first: the worker begins meanwhile
             self._sequences.advance(rows_R4, self._clock())
 
+    def awaited(self) -> list[tuple[int, int]]:
+        return self._sequences.awaited()
+
     def forced(self) -> list[ForcedTokens]:
         return self._sequences.forced()
 

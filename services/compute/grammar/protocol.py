@@ -64,6 +64,10 @@ class MaskSource(Protocol):
         """Take the tokens drawn by a plan's structured samples; have the next masks made."""
         ...
 
+    def awaited(self) -> list[tuple[int, int]]:
+        """Slots and epochs of the sequences whose next mask is not there."""
+        ...
+
     def forced(self) -> list[ForcedTokens]:
         """Take the forced tokens that have become known since the last call."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -53,10 +54,9 @@ class StructuredSequences:
         self._memory = memory
         _, num_slots, self._num_words = memory.masks_PNW.shape
         self._stamps_PN = np.zeros((NUM_PLANES, num_slots), dtype=np.int64)  # of masks named
-        # Of slots: the first token that is known to be forced, how many are, and all of them.
-        self._forced_stamp_N = np.zeros(num_slots, dtype=np.int64)
-        self._num_forced_N = np.zeros(num_slots, dtype=np.int64)
-        self._forced_NT = np.zeros((num_slots, MOST_FORCED), dtype=np.int32)
+        # The first token before each of these that is forced, how many are, and which.
+        self._forced_stamp_PN, self._num_forced_PN = np.zeros((2, *self._stamps_PN.shape), np.int64)
+        self._forced_PNT = np.zeros((*self._stamps_PN.shape, MOST_FORCED), dtype=np.int32)
         self._new_forced: list[ForcedTokens] = []
         self._timeout_s = timeout_s
         self._sequences: dict[int, _Sequence] = {}
@@ -98,6 +98,10 @@ class StructuredSequences:
             if token in sequence.delta.stop_ids or index + 1 >= sequence.delta.sampling.max_tokens:
                 del self._sequences[slot]
 
+    def awaited(self) -> list[tuple[int, int]]:
+        """Slots and epochs of the sequences whose next mask is not there."""
+        return [(slot, each.delta.epoch) for slot, each in self._waiting(inf).items()]
+
     def forced(self) -> list[ForcedTokens]:
         """Take what has become known of forced tokens since the last call."""
         if not self._sequences:
@@ -124,11 +128,11 @@ class StructuredSequences:
         slot_G, stamp_G = slot_G[ready], stamp_G[ready]
         plane_G = (self._stamps_PN[0, slot_G] != stamp_G).astype(np.intp)
         bits_GW: Int32Array = self._memory.masks_PNW[plane_G, slot_G]
-        is_forced = self._are_forced(slot_G, stamp_G)
-        if is_forced.any():
-            slots, stamps = slot_G[is_forced], stamp_G[is_forced]
-            tokens = self._forced_NT[slots, stamps - self._forced_stamp_N[slots]]
-            bits_GW[is_forced] = masks_of(tokens, self._num_words)
+        planes, forced = np.nonzero(self._are_forced(slot_G, stamp_G))
+        if len(forced):
+            slots = slot_G[forced]
+            places = stamp_G[forced] - self._forced_stamp_PN[planes, slots]
+            bits_GW[forced] = masks_of(self._forced_PNT[planes, slots, places], self._num_words)
         return bits_GW
 
     def fail(self, slot: int, epoch: int, message: str, status: int = 400) -> None:
@@ -178,7 +182,7 @@ class StructuredSequences:
         while len(self._memory.named()):
             pass
         self._stamps_PN[:] = 0
-        self._num_forced_N[:] = 0
+        self._num_forced_PN[:] = 0
         self._seen_s = {}
 
     def _blame(self, slot: int, message: str, status: int) -> None:
@@ -193,23 +197,24 @@ class StructuredSequences:
             slot_R, plane_R, epoch_R, index_R, num_forced_R = rows_R4[:, :5].T
             stamp_R = epoch_R.astype(np.int64) << 32 | index_R
             self._stamps_PN[plane_R, slot_R] = stamp_R
-            self._forced_stamp_N[slot_R] = stamp_R - num_forced_R
-            self._num_forced_N[slot_R] = num_forced_R
-            self._forced_NT[slot_R] = rows_R4[:, 5:]
+            self._forced_stamp_PN[plane_R, slot_R] = stamp_R - num_forced_R
+            self._num_forced_PN[plane_R, slot_R] = num_forced_R
+            self._forced_PNT[plane_R, slot_R] = rows_R4[:, 5:]
             for row in rows_R4[num_forced_R > 0].tolist():
                 slot, _, epoch, index, count = row[:5]
                 tokens = tuple(row[5 : 5 + count])
                 self._new_forced.append(ForcedTokens(slot, epoch, index - count, tokens))
 
     def _are_there(self, slot_G: Int32Array, stamp_G: Int64Array) -> BoolArray:
-        stamps_PN = self._stamps_PN
-        named: BoolArray = (stamps_PN[0, slot_G] == stamp_G) | (stamps_PN[1, slot_G] == stamp_G)
-        return named | self._are_forced(slot_G, stamp_G)
+        named_PG = self._stamps_PN[:, slot_G] == stamp_G
+        there: BoolArray = (named_PG | self._are_forced(slot_G, stamp_G)).any(axis=0)
+        return there
 
     def _are_forced(self, slot_G: Int32Array, stamp_G: Int64Array) -> BoolArray:
-        offset_G = stamp_G - self._forced_stamp_N[slot_G]
-        forced: BoolArray = (offset_G >= 0) & (offset_G < self._num_forced_N[slot_G])
-        return forced
+        """[P, G]"""
+        place_PG = stamp_G - self._forced_stamp_PN[:, slot_G]
+        forced_PG: BoolArray = (place_PG >= 0) & (place_PG < self._num_forced_PN[:, slot_G])
+        return forced_PG
 
     def _wanted(self, plan: StepPlan) -> tuple[Int32Array, Int64Array]:
         """Slots and stamps of the masks that a plan needs; it is asked about again and again."""

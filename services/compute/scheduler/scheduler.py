@@ -67,6 +67,7 @@ class Scheduler:
         self._max_num_seqs = num_slots
         self._max_prefill_tokens = min(settings.max_prefill_tokens, spec.max_step_tokens)
         self._max_in_flight = settings.in_flight_steps
+        self.foresees = draft_policy is not None and settings.forced_drafts
         self._state = state = SchedulerState(memory, settings, num_slots)
         self._intake = Intake(state, spec, settings)
         self._packer = Packer(state, num_slots, gives_tokens=settings.num_groups > 1)
@@ -92,8 +93,8 @@ class Scheduler:
         return True
 
     def foresee(self, forced: Iterable[ForcedTokens]) -> None:
-        """Take tokens that must come; the next steps compute several of them at once."""
-        if self._drafting is not None:
+        """Take tokens that must come; if it `foresees`, the next steps compute several at once."""
+        if self._drafting is not None and self.foresees:
             self._drafting.foresee(forced)
 
     def plan(self, now_s: float) -> StepPlan | None:

@@ -68,8 +68,9 @@ class SequenceParams:
         self.pools_all = request.pooling and pooling != "last"  # of every position, in one slot
         self.structured = sampling.grammar_spec is not None
         self.nonfinite = False  # a choice of it has had logits that were
-        self.guesses = max_drafts > 0 and can_draft(request)
-        self.max_drafts = max_drafts if self.guesses or self.structured else 0
+        may_draft = max_drafts > 0 and can_draft(request)
+        self.guesses = may_draft and not self.structured  # of a grammar's, some tokens are forced
+        self.max_drafts = max_drafts if may_draft else 0
         # A grammar's end is the answer's; until there its masks hold back what is to be ignored.
         has_grammar = sampling.grammar_spec is not None and bool(sampling.grammar_spec.grammar)
         self.eos_token_ids = () if sampling.ignore_eos and not has_grammar else eos_token_ids
@@ -77,15 +78,15 @@ class SequenceParams:
 
 
 def can_draft(request: Generate) -> bool:
-    """Whether the device may guess tokens. Not where what may come next depends on the token before
-    otherwise than through the model: by penalties or a grammar."""
+    """Whether several tokens of one step may be valid. Not where what may come next depends on the
+    token before otherwise than through the model, by penalties."""
     sampling = request.sampling
     penalised = (
         sampling.repetition_penalty != 1.0
         or sampling.presence_penalty
         or sampling.frequency_penalty
     )
-    return not (penalised or request.pooling or sampling.grammar_spec is not None)
+    return not (penalised or request.pooling)
 
 
 class Sequence:

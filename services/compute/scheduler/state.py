@@ -38,6 +38,7 @@ class SchedulerSettings(Settings):
     max_scored_tokens: int = Field(default=MAX_SCORED_TOKENS, ge=1, le=MAX_SCORED_TOKENS)
     in_flight_steps: int = Field(default=1, ge=0)  # steps without a result when one is planned
     num_groups: int = Field(default=1, ge=1)  # that running sequences take turns in, in a pipeline
+    forced_drafts: bool = True  # not where drafts are right by chance, to measure
     tombstone_s: float = Field(default=60.0, ge=0.0)  # how long an early abort is remembered
     max_tombstones: int = Field(default=16384, ge=1)
 

@@ -60,6 +60,9 @@ class MasksHere:
             self._worker.take(AcceptTokens(rows_R4))
             self._sequences.advance(rows_R4, 0.0)
 
+    def awaited(self) -> list[tuple[int, int]]:
+        return self._sequences.awaited()
+
     def forced(self) -> list[ForcedTokens]:
         return self._sequences.forced()
 

@@ -19,6 +19,7 @@ from services.compute.scheduler.outputs import sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
+from services.compute.speculative.controller import FixedDrafts
 from services.compute.step import (
     BoolArray,
     ForcedTokens,
@@ -43,6 +44,7 @@ class HandMasks:
         self.failing: dict[int, Failure] = {}  # by slot
         self.placed: list[int] = []
         self.taken: list[tuple[int, int]] = []  # output index, token
+        self.on_their_way: list[tuple[int, int]] = []  # slots and epochs of masks
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
         self.placed += [delta.slot for delta in deltas if delta.sampling.grammar_spec]
@@ -52,6 +54,9 @@ class HandMasks:
             if sample not in skipped:
                 index = int(plan.sample_index[sample])
                 self.taken.append((index, int(result.tokens[sample, 0])))
+
+    def awaited(self) -> list[tuple[int, int]]:
+        return self.on_their_way
 
     def forced(self) -> list[ForcedTokens]:
         return []
@@ -88,7 +93,10 @@ class Bench:
         self.now_s = 100.0
         spec = replace(make_spec(**spec_changes), overlaps=overlaps)
         self.scheduler = Scheduler(
-            spec, SchedulerSettings(in_flight_steps=int(overlaps)), DecodeFirst()
+            spec,
+            SchedulerSettings(in_flight_steps=int(overlaps)),
+            DecodeFirst(),
+            FixedDrafts(spec.max_num_seqs, spec.max_drafts) if spec.max_drafts else None,
         )
         self.masks = HandMasks()
         self.runner = Recorder(
@@ -306,3 +314,19 @@ def test_the_device_is_given_the_next_forward_pass_before_the_masks_are_there() 
     bench.masks.ready = set()
     assert bench.engine.num_in_flight == 1  # its forward pass runs
     assert bench.engine.waits_for_masks()
+
+
+def test_without_overlap_planning_waits_a_little_for_what_masks_may_force() -> None:
+    drafting, plain = Bench(overlaps=False, max_drafts=3), Bench(overlaps=False)
+    for bench in (drafting, plain):
+        bench.masks.ready = set(range(8))
+        bench.ask(1, structured=True)
+        bench.turn()
+        while bench.engine.num_in_flight:
+            bench.turn()
+        assert bench.engine.launch_delay_s() <= 0.0
+        bench.masks.on_their_way = [(0, 1)]
+    assert plain.engine.launch_delay_s() == 0.0
+    assert 0.0 < drafting.engine.launch_delay_s() < STEP_S
+    drafting.now_s += STEP_S
+    assert drafting.engine.launch_delay_s() <= 0.0

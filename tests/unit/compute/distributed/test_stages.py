@@ -159,6 +159,9 @@ class OneToken:
     def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
         pass
 
+    def awaited(self) -> list[tuple[int, int]]:
+        return []
+
     def forced(self) -> list[ForcedTokens]:
         return []
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from services.compute.grammar.protocol import MaskMemory, stamp
 from services.compute.grammar.sequences import StructuredSequences, drawn_rows
-from services.compute.step import Int32Array, StepPlan, StepResult
+from services.compute.step import ForcedTokens, Int32Array, StepPlan, StepResult, int32_array
 from tests.unit.compute.grammar.structured_plans import (
     GRAMMAR_SPEC,
     make_delta,
@@ -38,9 +39,12 @@ class Masks:
 
     memory: MaskMemory
 
-    def make(self, slot: int, epoch: int, index: int, bits: int = 1, plane: int = 0) -> None:
+    def make(
+        self, slot: int, epoch: int, index: int, bits: int = 1, plane: int = 0,
+        forced: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         self.memory.masks_PNW[plane, slot] = bits
-        self.memory.name(slot, plane, epoch, index)
+        self.memory.name(slot, plane, epoch, index, forced)
 
 
 @pytest.fixture
@@ -84,6 +88,31 @@ def test_a_mask_is_there_when_it_has_been_named_on_either_plane(
     assert ready.tolist() == [True, False, True]
     assert failures == {}
     assert sequences.bits_GW(plan, ready).tolist() == [[5, 5], [6, 6]]
+
+
+def test_a_forced_token_has_its_mask_and_drafts_have_that_of_the_token_behind(
+    sequences: StructuredSequences, masks: Masks
+) -> None:
+    list(sequences.place([make_delta(0), make_delta(1)], 0.0))
+    masks.make(0, 1, 2, bits=5, forced=(33, 3))
+    masks.make(0, 0, 4, plane=1, forced=(7, 7, 7))  # of somebody else's past
+    assert sequences.awaited() == [(1, 1)]
+    assert ForcedTokens(0, 1, 0, (33, 3)) in sequences.forced()
+    for index, mask in enumerate(([0, 2], [8, 0], [5, 5])):
+        ready, _ = sequences.look(structured_plan((0, 1, index), (1, 1, 0)))
+        assert ready.tolist() == [True, False]
+        assert sequences.bits_GW(structured_plan((0, 1, index)), ready[:1]).tolist() == [mask]
+    drafted = replace(structured_plan((0, 1, 0), (1, 1, 0)), num_drafts=int32_array((2, 0)))
+    ready, _ = sequences.look(drafted)
+    assert sequences.bits_GW(drafted, ready).tolist() == [[5, 5]]
+    result = StepResult(
+        1,
+        int32_array((33, 3, 0, 9, 9, 9)).reshape(2, 3),
+        int32_array((3, 1)),
+        np.zeros(2, np.bool_),
+    )
+    rows_R4 = advance(sequences, drafted, result, NOTHING, 1.0)
+    assert rows_R4.tolist() == [[0, 1, 0, 33], [0, 1, 1, 3], [0, 1, 2, 0], [1, 1, 0, 9]]
 
 
 def test_a_torn_mask_is_refused_until_it_is_named(
