@@ -17,7 +17,7 @@ from services.compute.kernels.draft_tokens import (
     unpack_drafts,
 )
 from services.compute.kernels.slot_entries import SlotEntry, pack_entries
-from services.compute.kernels.slot_words import DRAFTS, FLAGS, NUM_WORDS, SampleRows
+from services.compute.kernels.slot_words import DRAFTS, FLAGS, NUM_WORDS, PENALISED, SampleRows
 from services.compute.kernels.step_buffers import NUM_TOKENS, Resident, StepInputs
 from services.compute.kernels.step_deltas import apply_deltas, apply_deltas_reference
 from services.compute.kernels.step_input import unpack_step, unpack_step_reference
@@ -38,7 +38,7 @@ from tests.unit.compute.fake_device import make_spec
 
 NUM_SLOTS, NUM_DRAFTS, PAGE_TOKENS, MAX_POSITIONS = 5, 3, 8, 200
 PROMPT_LENS = (1, 9, 30, 2, 17)
-NOT_DRAFTING = 3  # a slot
+NOT_DRAFTING, PENALISED_SLOT = 3, 1
 MAX_ROWS = NUM_SLOTS * (1 + NUM_DRAFTS)
 
 
@@ -93,6 +93,9 @@ class BothSides:
         self.resident = Resident.make(NUM_SLOTS, 40, NUM_WORDS, device, num_drafts=NUM_DRAFTS)
         self.resident.slot_params[:, FLAGS] = DRAFTS
         self.resident.slot_params[NOT_DRAFTING, FLAGS] = 0
+        self.resident.slot_params[PENALISED_SLOT, FLAGS] |= PENALISED
+        self.said = np.zeros((NUM_SLOTS, 4), dtype=np.int32)
+        self.said_NV = torch.from_numpy(self.said.copy()).to(device)
         self.inputs = StepInputs.make(128, MAX_ROWS, device)
         self.ids_NL = make_ids(NUM_SLOTS, MAX_POSITIONS, device)
         self.device, self.packer = device, StepPacker(NUM_SLOTS)
@@ -140,8 +143,11 @@ class BothSides:
         result[:count, 2] = torch.from_numpy(draws)
         words = inputs.counts, self.resident.slot_params
         samples = SampleRows(inputs.sample_slot_S, inputs.sample_index_S, *words)
-        draft_tokens(samples, inputs, self.resident, self.ids_NL, self.rule, result)
+        draft_tokens(samples, inputs, self.resident, self.ids_NL, self.said_NV, self.rule, result)
         counts = self.drafting.accepted(rows, drawn) & draws
+        counted = counts & (rows.slot_S == PENALISED_SLOT)
+        np.add.at(self.said, (rows.slot_S[counted], drawn[counted]), 1)
+        assert self.said_NV.tolist() == self.said.tolist()
         self.states.advance(rows.slot_S[counts], drawn[counts])
         num_found = self.drafting.draft(self.states, rows.slot_S, drawn, counts)
         expected = counts, rows.num_offered_S, num_found

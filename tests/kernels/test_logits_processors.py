@@ -9,6 +9,7 @@ import torch
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels.logits_processors import (
     SEEN_IN_PROMPT,
+    DraftedRows,
     ProcessorTables,
     process_logits,
     process_logits_reference,
@@ -82,9 +83,13 @@ def test_rows_are_adjusted_as_the_reference_does_and_others_left_alone(
     said = said.to(device)
     tables, masks = tables_of(step, device), poisoned_masks(device)
     outputs = []
+    draft = torch.randint(0, VOCAB_SIZE, (NUM_SLOTS, 3), generator=generator, dtype=torch.int32)
+    draft[:, 1] = draft[:, 0]
+    number = torch.tensor([0, 1, 2, 0, 0, 0, 0, 0], dtype=torch.int32)
+    drafted = DraftedRows(number.to(device), draft.to(device))
     for run, dtype in ((process_logits, torch.float32), (process_logits_reference, torch.float64)):
         adjusted = torch.full((8, VOCAB_SIZE), torch.nan, dtype=dtype, device=device)
-        run(logits.to(dtype), step.rows, tables, masks, shaped_of(adjusted, said))
+        run(logits.to(dtype), step.rows, tables, masks, shaped_of(adjusted, said), drafted)
         outputs.append(adjusted.double())
     ours, reference = outputs
     assert ours[[0, 5, 7]].isnan().all()  # the sixth is past its min_tokens

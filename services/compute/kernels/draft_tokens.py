@@ -29,6 +29,7 @@ DRAFT_WORDS = 2
 
 _NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
 _DRAFTS_FLAG = tl.constexpr(words.DRAFTS)
+_PENALISED = tl.constexpr(words.PENALISED)
 _HEADER, _ENTRY = tl.constexpr(HEADER_INTS), tl.constexpr(ENTRY_INTS)
 _SLOT, _COUNTED, _NUM_PROMPT, _NUM_OUTPUT, _NUM_BIAS, _NUM_STOPS, _START, _DRAFTS = map(
     tl.constexpr, PLACES
@@ -116,9 +117,9 @@ def _look_up(
 
 @triton.jit
 def _draft_tokens(
-    rows, inputs, resident, ids_ptr, result_ptr,
-    L: tl.constexpr, W: tl.constexpr, K: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
-    THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
+    rows, inputs, resident, ids_ptr, said_ptr, result_ptr,
+    V: tl.constexpr, L: tl.constexpr, W: tl.constexpr, K: tl.constexpr, LEAST: tl.constexpr,
+    MOST: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0)
     slot = slot_of(sample, rows).to(tl.int64)
@@ -137,6 +138,11 @@ def _draft_tokens(
             tl.store(resident.output_index + slot, index)
             last = tl.load(result_ptr + (sample + count - 1) * W)
             tl.store(resident.last_token + slot, last)
+        if (flags & _PENALISED) != 0:
+            for drawn in tl.static_range(K + 1):
+                new = drawn < count
+                token = tl.load(result_ptr + (sample + drawn) * W, mask=new, other=0)
+                tl.atomic_add(said_ptr + slot * V + token, 1, mask=new)
         if (flags & _DRAFTS_FLAG) != 0:
             for drawn in tl.static_range(K + 1):
                 new = drawn < count
@@ -161,10 +167,12 @@ def draft_tokens(
     inputs: StepInputs,
     resident: Resident,
     ids_NL: Tensor,
+    said_NV: Tensor,
     rule: DraftRule,
     result_SW: Tensor,
 ) -> None:
-    """Accept drafts by the draws in `result_SW`, advance their slots, and draft for the next step.
+    """Accept drafts by the draws in `result_SW`, advance their slots, count what penalties have to
+    know, and draft for the next step.
 
     Behind `sample_tokens`, which with drafts leaves the slots as they are and writes to the second
     last word whether a sample draws. There it is now whether the row counts, with 2 added where its
@@ -177,7 +185,9 @@ def draft_tokens(
         inputs,
         resident,
         ids_NL,
+        said_NV,
         result_SW,
+        V=said_NV.shape[1],
         L=ids_NL.shape[1],
         W=width,
         K=rule.num_drafts,

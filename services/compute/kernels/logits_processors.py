@@ -54,6 +54,13 @@ class ProcessorTables(NamedTuple):
         )
 
 
+class DraftedRows(NamedTuple):
+    """Which rows have drafts of their slots behind them, which are said as far as they know."""
+
+    number_R: Tensor  # int32, of a sample's row: how many
+    drafts_NK: Tensor  # int32
+
+
 PROMPT_BIT = tl.constexpr(SEEN_IN_PROMPT)
 BLOCK = 4096
 
@@ -77,10 +84,13 @@ def _process_logits(
     mask_of_ptr,
     bits_ptr,
     rows,
+    number_ptr,
+    drafts_ptr,
     V: tl.constexpr,
     B: tl.constexpr,
     E: tl.constexpr,
     M: tl.constexpr,
+    K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     part = tl.program_id(0)
@@ -95,6 +105,9 @@ def _process_logits(
         logits = tl.load(logits_ptr + row + ids, mask=ids < V, other=0.0)
         if (flags & PENALISED) != 0:
             said = tl.load(said_ptr + slot * V + ids, mask=ids < V, other=0)
+            if K > 0:
+                for place in range(tl.load(number_ptr + sample)):  # 0 but for draft rows
+                    said += (ids == tl.load(drafts_ptr + slot * (K + 1) + place)).to(tl.int32)
             presence = load_float(word_ptr + PRESENCE)
             frequency = load_float(word_ptr + FREQUENCY)
             repetition = load_float(word_ptr + REPETITION)
@@ -131,6 +144,7 @@ def process_logits(
     tables: ProcessorTables,
     masks: MaskRows,
     shaped: ProcessedLogits,
+    drafted: DraftedRows | None = None,
 ) -> None:
     """Rows whose slots ask for it go to `shaped.adjusted_SV`, changed; no others are written."""
     num_samples, vocab_size = logits_SV.shape
@@ -142,10 +156,13 @@ def process_logits(
         masks.row_of_S,
         masks.bits_GM,
         rows,
+        rows.slot_S if drafted is None else drafted.number_R,
+        rows.slot_S if drafted is None else drafted.drafts_NK,
         V=vocab_size,
         B=tables.bias_NB.shape[1],
         E=tables.stop_id_NE.shape[1],
         M=masks.bits_GM.shape[1],
+        K=0 if drafted is None else drafted.drafts_NK.shape[1] - 1,
         BLOCK=BLOCK,
         num_warps=8,
         enable_fp_fusion=False,  # products round by themselves, as they do elsewhere
@@ -158,6 +175,7 @@ def process_logits_reference(
     tables: ProcessorTables,
     masks: MaskRows,
     shaped: ProcessedLogits,
+    drafted: DraftedRows | None = None,
 ) -> None:
     """As the kernel's, in the precision of the logits."""
     for sample in range(int(rows.counts[NUM_SAMPLES])):
@@ -171,7 +189,11 @@ def process_logits_reference(
             continue
         logits = logits_SV[sample].clone()
         if row_W[words.FLAGS] & words.PENALISED:
-            said_V = shaped.said_NV[slot]
+            said_V = shaped.said_NV[slot].clone()
+            if drafted is not None:
+                before = drafted.drafts_NK[slot, : int(drafted.number_R[sample])]
+                for draft in before[before >= 0].tolist():
+                    said_V[draft] += 1
             times = said_V % SEEN_IN_PROMPT
             repetition = float(floats[words.REPETITION])
             weaker = torch.where(logits > 0, logits / repetition, logits * repetition)

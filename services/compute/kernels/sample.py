@@ -215,9 +215,10 @@ def _pick(
         if SHAPED:
             flags = tl.load(rows.params_NW + slot.to(tl.int64) * NUM_WORDS + FLAGS)
             draws = mask_of(sample, flags, mask_of_ptr) != VOID_MASK
-            if draws & ((flags & PENALISED) != 0):
-                count_ptr = said_ptr + slot.to(tl.int64) * V + token
-                tl.store(count_ptr, tl.load(count_ptr) + 1)
+            if not DRAFTS:
+                if draws & ((flags & PENALISED) != 0):
+                    count_ptr = said_ptr + slot.to(tl.int64) * V + token
+                    tl.store(count_ptr, tl.load(count_ptr) + 1)
         if DRAFTS:
             tl.store(result_ptr + sample * RESULT_WIDTH + RESULT_WIDTH - 2, tl.where(draws, 1, 0))
         else:
@@ -238,9 +239,8 @@ def sample_tokens(
 ) -> None:
     """The next token of each sample into its slot, which advances by it, and into `result_SR`.
 
-    With `drafts` slots stay as they are, for `draft_tokens` to advance, and the second last word
-    there says whether the sample draws.
-
+    With `drafts` slots and counts stay as they are, for `draft_tokens` to advance, and the second
+    last word there says whether the sample draws.
 
     It is the first word there; the second is 1 if all logits were finite, 0 if the token means
     nothing. Rows beyond the counted samples, or without a slot, stay as they are. Without `shaped`

@@ -66,7 +66,7 @@ from services.compute.runner.uploads import (
     read_masks,
 )
 from services.compute.sampling.logprobs import score_prompt
-from services.compute.sampling.sampler import Sampled, Sampler
+from services.compute.sampling.sampler import DraftRows, Sampled, Sampler
 from services.compute.step import (
     NO_IDS,
     BoolArray,
@@ -257,16 +257,20 @@ class EagerExecutor:
         if num_ints:
             spec, packed = self._spec, self._buffers[UploadKind.MASKS][:num_ints]
             masks = read_masks(packed, spec.max_num_seqs, mask_words(spec.vocab_size))
-        sampled = self._sampler.sample(ticket.logits_SV, slots, ticket.rows.index_S, masks)
+        rows, drafts = ticket.rows, None
+        if self._drafting is not None:
+            drafts = DraftRows(rows.number_S, rows.draft_S)
+        sampled = self._sampler.sample(ticket.logits_SV, slots, rows.index_S, masks, drafts)
         tokens = sampled.tokens_S.numpy()
         counts = np.ones(len(slots), dtype=np.bool_)
         if self._drafting is not None:
-            ticket.accepted_S = self._drafting.accepted(ticket.rows, tokens)
+            ticket.accepted_S = self._drafting.accepted(rows, tokens)
             counts = ticket.accepted_S.copy()
         if masks is not None:
             counts[list(masks.skipped)] = False
         self._states.advance(slots[counts], tokens[counts])
         if self._drafting is not None:
+            self._sampler.count(slots[counts], tokens[counts])
             ticket.num_found_S = self._drafting.draft(self._states, slots, tokens, counts)
         ticket.sampled = sampled
         ticket.end_s = time.monotonic()

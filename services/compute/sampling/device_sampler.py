@@ -22,7 +22,11 @@ from services.compute.kernels.draft_tokens import (
     remember_tokens,
 )
 from services.compute.kernels.enter_slots import enter_slots
-from services.compute.kernels.logits_processors import ProcessorTables, process_logits
+from services.compute.kernels.logits_processors import (
+    DraftedRows,
+    ProcessorTables,
+    process_logits,
+)
 from services.compute.kernels.logprobs import (
     CHOSEN,
     NUM_SCORED,
@@ -116,7 +120,10 @@ class DeviceSampler:
         result_SW = self.result(variant)[:num_samples_bucket]
         rows, shaped = self._rows, self._shaped
         if variant >= Variant.ADJUSTED:
-            process_logits(logits_SV, rows, self._tables, self.masks, shaped)
+            drafted = None
+            if self._drafts is not None:
+                drafted = DraftedRows(self._inputs.row_number_R, self._resident.drafts_NK)
+            process_logits(logits_SV, rows, self._tables, self.masks, shaped, drafted)
         if not plain:
             top_k_top_p(logits_SV, rows, self._cuts, shaped)
         sample_tokens(
@@ -134,7 +141,8 @@ class DeviceSampler:
             logprobs(logits_SV, rows, self._scores, result_SW)
         if self._drafts is not None:
             rule, ids_NL = self._drafts
-            draft_tokens(rows, self._inputs, self._resident, ids_NL, rule, result_SW)
+            said_NV = shaped.said_NV
+            draft_tokens(rows, self._inputs, self._resident, ids_NL, said_NV, rule, result_SW)
         return result_SW
 
     def result(self, variant: Variant) -> Tensor:

@@ -58,13 +58,18 @@ class PenaltyRows:
         logits_RV: Tensor,
         rows: Tensor,
         settings: tuple[Float32Array, Float32Array, Float32Array],
+        drafted: tuple[Int64Array, Int64Array] | None = None,
     ) -> Tensor:
         """Penalised logits; `settings` are presence, frequency and repetition by row.
 
-        Repetition looks at prompt and output, the other two at the output only, as in vLLM.
+        Repetition looks at prompt and output, the other two at the output only, as in vLLM. Tokens
+        of some rows (indices, ids) are `drafted`: said before these, though not counted yet.
         """
         presence, frequency, repetition = (torch.from_numpy(values)[:, None] for values in settings)
         counts_RV = self._counts_CV.index_select(0, rows)
+        if drafted is not None:
+            where = torch.from_numpy(drafted[0]), torch.from_numpy(drafted[1])
+            counts_RV.index_put_(where, counts_RV.new_ones(()), accumulate=True)
         said_RV = counts_RV > 0
         if (settings[2] != 1.0).any():
             seen_RV = said_RV | self._prompt_CV.index_select(0, rows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,22 @@ from services.compute.sampling.slots import SamplingSlots
 from services.compute.step import Int32Array, TokenMasks
 
 Int64Array = npt.NDArray[np.int64]
+
+
+class DraftRows(NamedTuple):
+    """How many drafts of its slot, the rows before it, lie behind each sample, and its own."""
+
+    number_S: Int64Array
+    draft_S: Int64Array
+
+    def before(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Of some samples all drafts up to their own: which sample of these, and the draft."""
+        numbers = self.number_S[samples]
+        places = np.repeat(np.arange(len(samples)), numbers)
+        back = np.arange(len(places)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+        drafts = self.draft_S[samples[places] - back]
+        there = drafts >= 0
+        return places[there], drafts[there]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +86,12 @@ class Sampler:
         slots: Int64Array,
         indices: Int64Array,
         masks: TokenMasks | None = None,
+        drafts: DraftRows | None = None,
     ) -> Sampled:
         """Draw output number indices[s] of slot slots[s]; overwrites the logits.
 
-        What is drawn for skipped samples means nothing and is not counted.
+        What is drawn for skipped samples means nothing and is not counted. With drafts nothing is:
+        that is for `count`, when it is known which of them were right.
         """
         settings = self._slots
         # a sum is finite if all are (short of 1e33), at a fortieth of the cost of looking at each
@@ -82,20 +100,29 @@ class Sampler:
         penalised = np.nonzero(settings.asks(slots, words.PENALISED))[0]
         count_rows = None
         if len(penalised):
-            count_rows = self._penalise(logits_SV, penalised, slots[penalised])
+            count_rows = self._penalise(logits_SV, penalised, slots[penalised], drafts)
         self._bias(logits_SV, slots)
         self._mask_early_stops(logits_SV, slots, indices)
         if masks is not None and len(masks.samples):
             self._mask(logits_SV, masks)
         tokens_S = self._draw(logits_SV, slots, indices)
-        if count_rows is not None:
+        if count_rows is not None and drafts is None:
             if masks is not None and masks.skipped:
                 drawn = ~np.isin(penalised, masks.skipped)
                 penalised, count_rows = penalised[drawn], count_rows[torch.from_numpy(drawn)]
             self._penalties.count(count_rows, tokens_S[torch.from_numpy(penalised)])
         return Sampled(tokens_S, finite_S, {} if raw is None else raw.pick(tokens_S))
 
-    def _penalise(self, logits_SV: Tensor, samples: Int64Array, slots: Int64Array) -> Tensor:
+    def count(self, slots: Int64Array, tokens: Int64Array) -> None:
+        """These tokens of slots were drawn, which later penalties know."""
+        penalised = np.nonzero(self._slots.asks(slots, words.PENALISED))[0]
+        if len(penalised):
+            rows = torch.from_numpy(self._penalties.rows_of(slots[penalised].tolist()))
+            self._penalties.count(rows, torch.from_numpy(tokens[penalised]))
+
+    def _penalise(
+        self, logits_SV: Tensor, samples: Int64Array, slots: Int64Array, drafts: DraftRows | None
+    ) -> Tensor:
         rows = torch.from_numpy(self._penalties.rows_of(slots.tolist()))
         index = torch.from_numpy(samples)
         settings = self._slots
@@ -103,6 +130,7 @@ class Sampler:
             logits_SV.index_select(0, index),
             rows,
             (settings.presence[slots], settings.frequency[slots], settings.repetition[slots]),
+            None if drafts is None else drafts.before(samples),
         )
         return rows
 

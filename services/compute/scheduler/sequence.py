@@ -68,25 +68,12 @@ class SequenceParams:
         self.pools_all = request.pooling and pooling != "last"  # of every position, in one slot
         self.structured = sampling.grammar_spec is not None
         self.nonfinite = False  # a choice of it has had logits that were
-        may_draft = max_drafts > 0 and can_draft(request)
-        self.guesses = may_draft and not self.structured  # of a grammar's, some tokens are forced
-        self.max_drafts = max_drafts if may_draft else 0
+        self.max_drafts = 0 if request.pooling else max_drafts
+        self.guesses = self.max_drafts > 0 and not self.structured  # some of a grammar are forced
         # A grammar's end is the answer's; until there its masks hold back what is to be ignored.
         has_grammar = sampling.grammar_spec is not None and bool(sampling.grammar_spec.grammar)
         self.eos_token_ids = () if sampling.ignore_eos and not has_grammar else eos_token_ids
         self.stop_ids = frozenset((*self.eos_token_ids, *sampling.stop_token_ids))
-
-
-def can_draft(request: Generate) -> bool:
-    """Whether several tokens of one step may be valid. Not where what may come next depends on the
-    token before otherwise than through the model, by penalties."""
-    sampling = request.sampling
-    penalised = (
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
-    )
-    return not (penalised or request.pooling)
 
 
 class Sequence:

@@ -25,7 +25,9 @@ def test_a_text_of_few_words_is_what_the_cpu_says_without_drafts(
 ) -> None:
     folder = save_model(make_model("llama", **SIZES), tmp_path)
     bias = tuple((token, 14.0) for token in (5, 9))
-    sampling = SamplingParams(14, seed=1, temperature=0.8, ignore_eos=True, logit_bias=bias)
+    sampling = SamplingParams(
+        14, seed=1, temperature=0.8, ignore_eos=True, logit_bias=bias, frequency_penalty=0.6
+    )
     on_cpu = SETTINGS.model_copy(update={"device": "cpu"})
     servers = [
         Server(load_on_cpu(folder, on_cpu), on_cpu),

@@ -115,6 +115,7 @@ def repeating_history(seed: int) -> list[Ask]:
 def kept_of(sampling: SamplingParams) -> dict[str, Any]:
     """What a request that can have drafts wishes beside its words."""
     names = ("max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "num_logprobs")
+    names += ("presence_penalty", "frequency_penalty", "repetition_penalty")
     return {name: getattr(sampling, name) for name in names}
 
 
