@@ -208,7 +208,7 @@ class MaskWorker:
             made_s = thread_time()
             if thread == _MASKS:
                 self._made_s = made_s
-            if self._hand_over is not None and made_s - began_s > SLOW_S:
+            if self._hand_over is not None and made_s - began_s > SLOW_S * (1 + len(forced)):
                 self._let_go(matcher.start)
         except Exception as error:  # any error is this sequence's
             is_known = isinstance(error, (GrammarError, TokenRefused))
