@@ -17,7 +17,7 @@ from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from services.compute.expert_counters import ExpertReport
 from services.compute.grammar.protocol import MaskSource
-from services.compute.masking import Masking
+from services.compute.masking import MASK_PATIENCE_S, Masking
 from services.compute.replica_health import ReplicaHealth, work_of
 from services.compute.runner.protocol import Runner, SlotErrors
 from services.compute.scheduler.scheduler import Scheduler
@@ -30,8 +30,6 @@ BROKEN_STEP = Failure(500, "engine_step_failed", "The model's step failed; see t
 BROKEN_SETTINGS = Failure(
     500, "engine_settings_failed", "The sampling settings were not taken; see the server's log."
 )
-
-MASK_PATIENCE_S = 0.005  # masks of JSON take 64 rows 0.5 ms
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ from services.compute.grammar.protocol import MaskSource
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step import BoolArray, StepPlan, TokenMasks
 
+MASK_PATIENCE_S = 0.005  # masks of JSON take 64 rows 0.5 ms
+
 
 class Masking:
     """Waits for masks as long as that delays no other sequence.
