@@ -97,7 +97,6 @@ class Engine:
         self._transfers: list[tuple[Transfer, Any]] = []  # under way, with their tickets
         self.experts = ExpertReport(runner.expert_counters())
         self.num_slices = 0  # of steps that took several
-        self._taken_s = 0.0  # when there was a result
         self.forget()
 
     @property
@@ -121,13 +120,11 @@ class Engine:
     def launch_delay_s(self) -> float:
         """How long planning can still wait for new requests without the device running dry.
 
-        A device that does not overlap is dry already. But a mask that is on its way may force
-        several tokens, which are then one step.
+        Where nothing overlaps it is dry, but waits for masks that may force tokens of its step.
         """
         if not self._runner.spec().overlaps:
-            if self._masking is None or self._in_flight or not self._masking.may_force():
-                return 0.0
-            return self._taken_s + MASK_PATIENCE_S - self._clock()
+            masking = None if self._in_flight else self._masking
+            return MASK_PATIENCE_S if masking is not None and masking.may_force() else 0.0
         if not (self._in_flight and self.has_room):
             return 0.0
         newest = self._in_flight[-1]
@@ -310,7 +307,7 @@ class Engine:
         except Exception as error:
             self._fail(oldest.plan, error)
             return True
-        self._taken_s = waited_s = self._clock()
+        waited_s = self._clock()
         if self._mask_source is not None and oldest.plan.structured:
             self._mask_source.advance(oldest.plan, result, oldest.skipped)
         self._scheduler.commit(oldest.plan, result, waited_s)
