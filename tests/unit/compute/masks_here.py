@@ -1,4 +1,4 @@
-"""A mask worker in this process, some of whose masks come late."""
+"""A mask worker in this process, some of whose masks come late, and which dies now and then."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer
 
 
 class MasksHere:
-    """A `MaskSource` that has every mask at once, and hides one in so many looks."""
+    """A `MaskSource` that has every mask at once; with `late` it hides that share of them, and as
+    often it starts its worker again between two looks."""
 
     def __init__(self, folder: Path, num_slots: int, late: float = 0.0) -> None:
         settings = GrammarSettings(
@@ -40,11 +41,17 @@ class MasksHere:
         )
         self._memory = MaskMemory.create(num_slots, VOCAB_SIZE)
         self._sequences = StructuredSequences(self._memory, timeout_s=60.0)
-        backend = GrammarBackend(settings)
-        self._worker = MaskWorker(settings, backend, self._memory, self._reported, 0, None)
-        self._backend = backend
+        self._settings, self._backend = settings, GrammarBackend(settings)
+        self._start()
         self._late, self._rng = late, random.Random(1)
         self.num_late = 0
+
+    def _start(self) -> None:
+        self._worker = MaskWorker(
+            self._settings, self._backend, self._memory, self._reported, 0, None
+        )
+        for order in self._sequences.all(0.0):
+            self._worker.take(order)
 
     def _reported(self, report: Report) -> None:
         assert not isinstance(report, SequenceFailed), report
@@ -67,6 +74,9 @@ class MasksHere:
         return self._sequences.forced()
 
     def look(self, plan: StepPlan) -> MaskStatus:
+        if self._rng.random() < self._late:
+            self._sequences.worker_died()
+            self._start()
         status = self._sequences.look(plan)
         for sample in range(len(status.ready)):
             if self._rng.random() < self._late:

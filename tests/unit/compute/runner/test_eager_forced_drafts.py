@@ -53,7 +53,7 @@ def structured_history(seed: int) -> list[Ask]:
 @pytest.mark.parametrize(("overlaps", "late"), [(True, 0.1), (False, 0.0)])
 def test_random_histories_say_the_same(overlaps: bool, late: float, tmp_path: Path) -> None:
     folder = save_model(make_model("llama", vocab_size=VOCAB_SIZE), tmp_path)
-    texts, num_steps = [], []
+    texts, logprobs, num_steps = [], [], []
     few = {"num_pages": 14, "num_host_pages": 20, "eos_token_ids": (EOS,), "overlaps": overlaps}
     for config in ("off", OFTEN):
         settings = SETTINGS.model_copy(update={"speculative_config": config})
@@ -67,6 +67,7 @@ def test_random_histories_say_the_same(overlaps: bool, late: float, tmp_path: Pa
             assert bool(masks.num_late) == bool(late)
             servers.append(server)
         texts.append([(server.tokens, server.reasons) for server in servers])
+        logprobs.append([server.logprobs for server in servers])
         num_steps.append(sum(server.engine.stats.num_steps for server in servers))
         assert sum(server.scheduler.stats().preemptions_total for server in servers)
     stats = [server.scheduler.stats() for server in servers]
@@ -74,3 +75,8 @@ def test_random_histories_say_the_same(overlaps: bool, late: float, tmp_path: Pa
     assert num_steps[1] < 0.9 * num_steps[0]
     for without, with_drafts in zip(*texts, strict=True):
         check_same(without, with_drafts)
+    for before, after in zip(*logprobs, strict=True):
+        assert before.keys() == after.keys()
+        for counter, some in before.items():
+            for one, other in zip(some, after[counter], strict=False):  # its client may be gone
+                assert one.chosen == pytest.approx(other.chosen, abs=1e-3)
