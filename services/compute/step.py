@@ -177,13 +177,16 @@ def masks_of(tokens_G: Int32Array, num_words: int) -> Int32Array:
 class TokenMasks:
     """Which tokens the structured samples of a step may take.
 
-    Sample `samples[g]` may take token t where bit t % 32 of `bits[g, t // 32]` is set. The samples
-    in `skipped` draw nothing: their masks were not ready, and they will be computed again.
+    Sample `samples[g]` may take token t where bit t % 32 of `bits[g, t // 32]` is set, and sample
+    `forced_samples[f]` token `forced_tokens[f]` alone. The samples in `skipped` draw nothing: their
+    masks were not ready, and they will be computed again.
     """
 
     samples: Int32Array  # [G]
     bits: Int32Array  # [G, ceil(V / 32)]
     skipped: tuple[int, ...] = ()
+    forced_samples: Int32Array = field(default_factory=lambda: NO_IDS)  # [F]
+    forced_tokens: Int32Array = field(default_factory=lambda: NO_IDS)  # [F]
 
 
 class ForcedTokens(NamedTuple):

@@ -14,7 +14,7 @@ from services.compute.kernels.logits_processors import (
     process_logits,
     process_logits_reference,
 )
-from services.compute.kernels.slot_words import VOID_MASK, MaskRows, ProcessedLogits
+from services.compute.kernels.slot_words import FIRST_FORCED, VOID_MASK, MaskRows, ProcessedLogits
 from services.compute.sampling.slots import known_bias
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 from services.router.openai.sampling import MAX_STOP_TOKEN_IDS
@@ -123,19 +123,20 @@ def test_structured_rows_keep_what_their_mask_allows_and_no_other_row_looks_at_o
         replace(PLAIN, frequency_penalty=0.5),
         STRUCTURED,
         STRUCTURED,
+        STRUCTURED,
     ]
     step = make_step(settings, VOCAB_SIZE, device)
-    logits = random_logits(7, VOCAB_SIZE, seed=4, device=device)
+    logits = random_logits(8, VOCAB_SIZE, seed=4, device=device)
     said = torch.arange(NUM_SLOTS * VOCAB_SIZE, dtype=torch.int32, device=device) % 3
     said = said.view(NUM_SLOTS, VOCAB_SIZE)
     tables, masks = tables_of(step, device), poisoned_masks(device)
-    for sample, row in ((0, 3), (2, 0), (3, 1), (5, VOID_MASK), (6, 2)):
+    for sample, row in ((0, 3), (2, 0), (3, 1), (5, VOID_MASK), (6, 2), (7, FIRST_FORCED - 4999)):
         masks.row_of_S[sample] = row
     masks.bits_GM[2] = 0
     masks.bits_GM[2, -1] = 1 << (VOCAB_SIZE - 1) % 32  # the last id alone
     outputs = []
     for run, dtype in ((process_logits, torch.float32), (process_logits_reference, torch.float64)):
-        adjusted = torch.full((7, VOCAB_SIZE), torch.nan, dtype=dtype, device=device)
+        adjusted = torch.full((8, VOCAB_SIZE), torch.nan, dtype=dtype, device=device)
         run(logits.to(dtype), step.rows, tables, masks, shaped_of(adjusted, said))
         outputs.append(adjusted.double())
     ours, reference = outputs
@@ -143,6 +144,7 @@ def test_structured_rows_keep_what_their_mask_allows_and_no_other_row_looks_at_o
     assert torch.equal(ours.isneginf(), reference.isneginf())
     assert not ours[[4, 5]].isinf().any()
     assert ours[6].isfinite().nonzero().tolist() == [[VOCAB_SIZE - 1]]
+    assert ours[7].isfinite().nonzero().tolist() == [[4999]]
     assert 0.4 < float(ours[[0, 2, 3]].isneginf().double().mean()) < 0.6
     kept = reference.isfinite()
     error = (ours - reference)[kept].norm() / reference[kept].norm()

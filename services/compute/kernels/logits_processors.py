@@ -17,6 +17,7 @@ from torch import Tensor
 from services.compute.kernels import slot_words as words
 from services.compute.kernels.sample_rows import (
     ADJUSTED,
+    FIRST_FORCED,
     FREQUENCY,
     HAS_STOPS,
     NUM_BIAS,
@@ -118,6 +119,8 @@ def _process_logits(
             bits_ptr += mask_row.to(tl.int64) * M
             words = tl.load(bits_ptr + (ids >> 5), mask=ids < V, other=0)
             logits = tl.where(((words >> (ids & 31)) & 1) != 0, logits, -float("inf"))
+        if mask_row <= FIRST_FORCED:
+            logits = tl.where(ids + mask_row == FIRST_FORCED, logits, -float("inf"))
         tl.store(adjusted_ptr + row + ids, logits, mask=ids < V)
         # below, other threads of this program change what these have written
         tl.debug_barrier()
@@ -209,4 +212,8 @@ def process_logits_reference(
             bits = masks.bits_GM[mask_row].cpu().numpy().view(np.uint8)
             allowed = np.unpackbits(bits, bitorder="little")[: len(logits)]
             logits[torch.from_numpy(allowed == 0).to(logits.device)] = -torch.inf
+        if mask_row <= words.FIRST_FORCED:
+            forced = torch.full_like(logits, -torch.inf)
+            forced[words.FIRST_FORCED - mask_row] = logits[words.FIRST_FORCED - mask_row]
+            logits = forced
         shaped.adjusted_SV[sample] = logits

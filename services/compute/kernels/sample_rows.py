@@ -38,6 +38,7 @@ CUT = tl.constexpr(words.CUT)
 
 NUM_SAMPLES = tl.constexpr(step_buffers.NUM_SAMPLES)
 VOID_MASK = tl.constexpr(words.VOID_MASK)
+FIRST_FORCED = tl.constexpr(words.FIRST_FORCED)
 
 
 @triton.jit
@@ -65,7 +66,7 @@ def settings_of(sample, rows):
 
 @triton.jit
 def mask_of(sample, flags, mask_of_ptr):
-    """The sample's row of bits; below 0 for none, VOID_MASK where it draws nothing."""
+    """The sample's row of bits, or below 0 what `slot_words` says of none."""
     return tl.load(mask_of_ptr + sample, mask=(flags & STRUCTURED) != 0, other=-1)
 
 

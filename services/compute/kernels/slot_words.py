@@ -49,8 +49,9 @@ CUT = CUTS_TOP_K | CUTS_TOP_P | CUTS_MIN_P
 MAX_TOP_LOGPROBS = 20  # the most that routers accept, as OpenAI does
 
 
-NO_MASK, VOID_MASK = -1, -2
-"""In place of a row's number: anything goes, or the sample draws nothing."""
+NO_MASK, VOID_MASK, FIRST_FORCED = -1, -2, -3
+"""In place of a row's number: anything goes, or the sample draws nothing; from the last one down
+the sample takes one token alone: FIRST_FORCED - t says that it is t."""
 
 
 class SampleRows(NamedTuple):

@@ -25,7 +25,6 @@ from services.compute.step import (
     StepResult,
     TokenMasks,
     int32_array,
-    masks_of,
 )
 
 
@@ -97,18 +96,21 @@ def _padded(given_QK: Int32Array, num_drafts: int) -> Int32Array:
 def spread_masks(masks: TokenMasks, plan: StepPlan) -> TokenMasks:
     """Masks by the plan's samples as masks by those on the device.
 
-    One is that of the token behind a sample's drafts. Each draft is the only token of its own.
+    One is that of the token behind a sample's drafts. Each of those is forced.
     """
     spread, given = _Spread.of(plan), plan.given_drafts
-    rows: list[range] = []
-    drafts: list[int] = []
+    samples: list[int] = []
+    forced: list[int] = []
+    tokens: list[int] = []
     for sample in masks.samples.tolist():
-        rows.append(spread.rows(sample))
-        drafts += given[sample, : len(rows[-1]) - 1].tolist() if len(rows[-1]) > 1 else []
-    bits = np.concatenate((masks.bits, masks_of(int32_array(drafts), masks.bits.shape[1])))
-    samples = [each[-1] for each in rows] + [row for each in rows for row in each[:-1]]
+        *before, last = spread.rows(sample)
+        samples.append(last)
+        if before:
+            forced += before
+            tokens += given[sample, : len(before)].tolist()
     skipped = tuple(row for sample in masks.skipped for row in spread.rows(sample))
-    return TokenMasks(int32_array(samples), bits, skipped)
+    rows = int32_array(samples)
+    return TokenMasks(rows, masks.bits, skipped, int32_array(forced), int32_array(tokens))
 
 
 def folded(result: StepResult, plan: StepPlan) -> StepResult:

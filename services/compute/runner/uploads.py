@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.compute.kernels.slot_words import NO_MASK, NUM_WORDS, VOID_MASK
+from services.compute.kernels.slot_words import FIRST_FORCED, NO_MASK, NUM_WORDS, VOID_MASK
 from services.compute.kernels.step_buffers import (
     GROUP_SHIFT,
     HEADER_INTS,
@@ -319,6 +319,7 @@ def pack_masks(masks: TokenMasks, max_samples: int, num_words: int, out: Int32Ar
     row_of_S.fill(NO_MASK)
     row_of_S[list(masks.skipped)] = VOID_MASK
     row_of_S[masks.samples] = range(num_rows)
+    row_of_S[masks.forced_samples] = FIRST_FORCED - masks.forced_tokens
     end = max_samples + num_rows * num_words
     out[max_samples:end].reshape(num_rows, num_words)[:] = masks.bits
     return end
@@ -330,4 +331,5 @@ def read_masks(packed: Int32Array, max_samples: int, num_words: int) -> TokenMas
     samples = np.flatnonzero(row_of_S >= 0).astype(np.int32)
     bits = packed[max_samples:].reshape(-1, num_words)[row_of_S[samples]]
     skipped = np.flatnonzero(row_of_S == VOID_MASK).tolist()
-    return TokenMasks(samples, bits, tuple(skipped))
+    forced = np.flatnonzero(row_of_S <= FIRST_FORCED).astype(np.int32)
+    return TokenMasks(samples, bits, tuple(skipped), forced, FIRST_FORCED - row_of_S[forced])

@@ -105,6 +105,11 @@ class Sampler:
         self._mask_early_stops(logits_SV, slots, indices)
         if masks is not None and len(masks.samples):
             self._mask(logits_SV, masks)
+        if masks is not None and len(masks.forced_samples):
+            where = torch.from_numpy(masks.forced_samples), torch.from_numpy(masks.forced_tokens)
+            forced = logits_SV[where]
+            logits_SV[where[0]] = -torch.inf
+            logits_SV[where] = forced
         tokens_S = self._draw(logits_SV, slots, indices)
         if count_rows is not None and drafts is None:
             if masks is not None and masks.skipped:

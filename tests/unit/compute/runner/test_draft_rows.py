@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from common.messages.tokens import TokenLogprobs
@@ -36,6 +38,20 @@ def test_a_decode_row_becomes_a_row_for_each_token() -> None:
     assert plan.sample_index.tolist() == [7, 8, 9, 8, 9, 10, 0]
     assert plan.tokens.tolist() == [DEVICE_TOKEN] * 6 + [1, 2, 3, 4, 5]
     assert (plan.num_decode_rows, plan.structured) == (6, (3, 6))
+
+
+def test_given_drafts_are_tokens_of_their_rows_and_all_that_those_may_draw() -> None:
+    given_QK = np.full((3, 2), DEVICE_TOKEN, dtype=np.int32)
+    given_QK[0] = 8, 9
+    plan = replace(PLAN, given_drafts=given_QK, structured=(0, 1))
+    assert with_draft_rows(plan).tokens[:6].tolist() == [-1, 8, 9, -1, -1, -1]
+    assert with_draft_rows(plan).structured == (0, 1, 2, 3)
+    bits = int32_array(range(4)).reshape(2, 2)
+    spread = spread_masks(TokenMasks(int32_array((0, 1)), bits), plan)
+    assert (spread.samples.tolist(), spread.bits.tolist()) == ([2, 3], bits.tolist())
+    assert (spread.forced_samples.tolist(), spread.forced_tokens.tolist()) == ([0, 1], [8, 9])
+    late = TokenMasks(int32_array((1,)), bits[:1], skipped=(0,))
+    assert spread_masks(late, plan).skipped == (0, 1, 2)
 
 
 def test_masks_and_results_find_their_samples_again() -> None:

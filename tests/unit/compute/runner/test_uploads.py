@@ -199,13 +199,15 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_is_written() -> Non
 
 def test_masks_are_read_back_in_the_order_of_their_samples() -> None:
     bits = int32_array(range(6)).reshape(3, 2)
-    masks = TokenMasks(int32_array((4, 0, 2)), bits, skipped=(1,))
+    forced = {"forced_samples": int32_array((5,)), "forced_tokens": int32_array((60,))}
+    masks = TokenMasks(int32_array((4, 0, 2)), bits, skipped=(1,), **forced)
     out = np.full(masks_size(6, 2), POISON, dtype=np.int32)
     num_ints = pack_masks(masks, 6, 2, out)
-    assert out[:6].tolist() == [1, VOID_MASK, 2, NO_MASK, 0, NO_MASK]
+    assert out[:6].tolist() == [1, VOID_MASK, 2, NO_MASK, 0, -63]
     read = read_masks(out[:num_ints], 6, 2)
     assert (read.samples.tolist(), read.skipped) == ([0, 2, 4], (1,))
     assert read.bits.tolist() == bits[[1, 2, 0]].tolist()
+    assert (read.forced_samples.tolist(), read.forced_tokens.tolist()) == ([5], [60])
 
 
 @given(plan_sizes(), st.integers(1, 40))
