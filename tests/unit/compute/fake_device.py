@@ -195,7 +195,11 @@ class FakeDevice:
         assert 0 <= plan.num_drafts.min() and plan.num_drafts.max() <= self.spec.max_drafts
         for row, num_drafts in enumerate(plan.num_drafts.tolist()):
             delta = self.slots[int(plan.row_slot[row])].delta
-            assert not num_drafts or (delta.drafts and plan.tokens[row] == DEVICE_TOKEN)
+            is_forced = delta.sampling.grammar_spec is not None
+            assert not (delta.drafts and is_forced)
+            if num_drafts:
+                assert plan.tokens[row] == DEVICE_TOKEN and (delta.drafts or is_forced)
+                assert not is_forced or (plan.given_drafts[row, :num_drafts] >= 0).all()
 
     def _positions(self, plan: StepPlan, row: int) -> tuple[int, int]:
         """The first position of a row, and the one behind the last that it may have."""
@@ -240,7 +244,7 @@ class FakeDevice:
                 if position < start + length:
                     token = int(plan.tokens[token_start[row] + position - start])
                 else:
-                    draft = slot.draft(prefix)
+                    draft = slot.draft(prefix, _given(plan, row, position - start - length))
                     if draft is None:
                         break
                     token = draft
@@ -365,7 +369,8 @@ class FakeDevice:
             drawn = slot.valid.copy()  # right drafts, and the token behind the last of them
             prefix = prefixes[row][len(drawn) if row < plan.num_decode_rows else -1]
             index = slot.index + len(drawn)
-            drawn.append(next_token(prefix, index, sampling, slot.delta, slot.outputs))
+            outputs = [*slot.outputs, *drawn]
+            drawn.append(next_token(prefix, index, sampling, slot.delta, outputs))
             slot.last, slot.length = drawn[-1], slot.length + len(drawn)
             slot.index += len(drawn)
             slot.outputs += drawn
@@ -378,3 +383,9 @@ class FakeDevice:
                 logprobs[sample] = tuple(TokenLogprobs(-float(token)) for token in drawn)
         result = StepResult(plan.step_id, tokens, valid, nonfinite, logprobs)
         return replace(result, num_offered=offered, num_found=found)
+
+
+def _given(plan: StepPlan, row: int, number: int) -> int:
+    given_QK = plan.given_drafts
+    is_given = len(given_QK) and number < given_QK.shape[1]
+    return int(given_QK[row, number]) if is_given else DEVICE_TOKEN

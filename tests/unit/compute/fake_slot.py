@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.compute.step import SlotDelta
+from services.compute.step import DEVICE_TOKEN, SlotDelta
 from tests.unit.compute.fake_texts import draft_after, next_token
 
 
@@ -22,11 +22,18 @@ class Slot:
     valid: list[int] = field(default_factory=list)  # of the step, if drafts are right
     num_offered: int = 0
 
-    def draft(self, prefix: int) -> int | None:
-        """The next draft behind a prefix; while drafts are right, the token there is valid."""
+    def draft(self, prefix: int, given: int) -> int | None:
+        """The next draft behind a prefix, if none is given; while drafts are right, the token there
+        is valid. One that is given is."""
         number, delta = self.num_offered, self.delta
-        token = next_token(prefix, self.index + number, delta.sampling, delta, self.outputs)
-        draft = draft_after(prefix, token, number)
+        outputs = [*self.outputs, *self.valid]
+        token = next_token(prefix, self.index + number, delta.sampling, delta, outputs)
+        if given != DEVICE_TOKEN:
+            assert given == token or prefix < 0, "a forced token is another one"
+            draft: int | None = given
+            token = given
+        else:
+            draft = draft_after(prefix, token, number)
         if draft is not None:
             if draft == token and len(self.valid) == number:
                 self.valid.append(token)

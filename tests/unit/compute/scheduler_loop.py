@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -22,7 +23,14 @@ from services.compute.scheduler.policies import DecodeFirst, SchedulingPolicy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.scheduler.transfers import Transfer
-from services.compute.step import DEVICE_TOKEN, NO_IDS, Int32Array, StepPlan, StepResult
+from services.compute.step import (
+    DEVICE_TOKEN,
+    NO_IDS,
+    ForcedTokens,
+    Int32Array,
+    StepPlan,
+    StepResult,
+)
 from tests.unit.compute.fake_device import FakeDevice
 from tests.unit.compute.fake_texts import embedding_of, extend, generate, hash_of, score_of
 from tests.unit.compute.generate_requests import generate_request, prompt_ids
@@ -183,6 +191,7 @@ class Loop:
         self.due: deque[int] = deque()  # in which turns those under way end
         self.num_failing = 0  # how many of the next transfers fail
         self.num_turns = 0
+        self.num_given = 0  # drafts in plans
         self.now_s = 0.0
 
     def add(self, request: Generate) -> None:
@@ -201,18 +210,33 @@ class Loop:
         """Plan a step, whose rows must not read what has no owner now; start and end transfers."""
         self.num_turns += 1
         self.end_transfers()
+        if self.spec.max_drafts:
+            self.scheduler.foresee(self.some_forced())
         plan = self.scheduler.plan(self.now_s)
         if self.start_transfers() and plan is None:
             self.end_transfers()
             plan = self.scheduler.plan(self.now_s)
             self.start_transfers()
         if plan is not None:
+            self.num_given += int((plan.given_drafts != DEVICE_TOKEN).sum())
             check_plan(self.scheduler, plan)
             if self.settings.num_groups > 1:
                 self.check_turn(plan)
             self.device.unowned = unowned_pages(self.scheduler)
             self.device.returned = returned_pages(self.scheduler)
         return plan
+
+    def some_forced(self) -> Iterator[ForcedTokens]:
+        """Some tokens that structured sequences go on with, which do not end them."""
+        for sequence in self.scheduler._state.running:
+            if sequence.params.structured and sequence.slot >= 0:
+                stream = self.streams[sequence.attempt.counter]
+                index = len(sequence.outputs)
+                count = (sequence.slot * 5 + self.num_turns * 3) % 9 - 2
+                coming = stream.expected()[index : index + max(count, 0)]
+                ends = [n for n, token in enumerate(coming) if token in sequence.stop_ids]
+                tokens = coming[: ends[0]] if ends else coming
+                yield ForcedTokens(sequence.slot, sequence.epoch, index, tuple(tokens))
 
     def check_turn(self, plan: StepPlan) -> None:
         """Whose token is drawn by a step in flight has no row in another, and tokens are given."""

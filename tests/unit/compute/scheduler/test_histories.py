@@ -365,6 +365,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.seen["came back"] += self.loop.num_moved(Direction.TO_DEVICE) > 0
         drafting = self.loop.scheduler._drafting
         if drafting is not None:
+            self.seen["forced"] += self.loop.num_given
             self.seen["right"] += drafting.num_accepted_total
             self.seen["wrong"] += drafting.num_drafts_total - drafting.num_accepted_total
         self.seen["read in the step of the write"] += self.loop.device.num_reads_of_same_step
@@ -386,7 +387,7 @@ def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(
     run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max_examples))
     if settings.default.derandomize:  # what `make fuzz` draws need not have everything in it
         events = ("refused", "described again", "left behind", "loading", "right", "wrong")
-        for event in (*events, "read in the step of the write"):
+        for event in (*events, "forced", "read in the step of the write"):
             assert machine.seen[event], event
 
 
