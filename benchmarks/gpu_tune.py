@@ -53,8 +53,7 @@ from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.parts import Activation
 from services.compute.layers.products import ProductByRows
-from services.compute.layers.weighted_layers import Linear
-from services.compute.models.decoder import Decoder
+from services.compute.layers.weighted_layers import KernelLinears, Linear
 from services.compute.models.families import read_config
 from services.compute.models.kernel_decoder import DeviceProducts, KernelDecoder
 from services.compute.models.weights import DummyWeights
@@ -135,7 +134,8 @@ class Bench:
         self.device = device
         self._kept: list[Callable[[], None]] = []
         self.shape, self.name = config.shape, name
-        self.decoder: Decoder[Linear] = config.build(DummyWeights(torch.bfloat16, device), Linear)
+        weights = DummyWeights(torch.bfloat16, device)
+        self.decoder = config.build(weights, KernelLinears(torch.bfloat16, keeps_dense=False))
         model = self.shape
         form = LayerFormat(
             model.num_kv_heads, PAGE_TOKENS, model.head_dim, torch.bfloat16, torch.bfloat16

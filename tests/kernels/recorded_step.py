@@ -24,7 +24,7 @@ from services.compute.layers.kernel_step import (
 )
 from services.compute.layers.parts import Activation, Hidden
 from services.compute.layers.scratch import Scratch
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.weighted_layers import KernelLinears, Linear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
 from services.compute.models.weights import DummyWeights
@@ -123,7 +123,9 @@ class Quantizing(Recorder):
 
 def decoder_of(name: str = "LlamaForCausalLM", **changes: Any) -> Decoder[Linear]:
     config = read_config({"architectures": [name], **RAW, **changes})
-    return config.build(DummyWeights(torch.float32, CPU), Linear)
+    return config.build(
+        DummyWeights(torch.float32, CPU), KernelLinears(torch.float32, keeps_dense=False)
+    )
 
 
 def run(

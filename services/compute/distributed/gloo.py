@@ -19,6 +19,7 @@ from torch import Tensor
 
 from common.errors import FatalError
 from services.compute.distributed.shard import Shard
+from services.compute.kernels.tree_sum import tree_sum
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,11 +64,7 @@ class GlooRanks:
         atexit.register(self.close)
 
     def add_up(self, x: Tensor) -> None:
-        first, *others = self._gather(x.flatten())
-        total_N = first.float()
-        for other in others:
-            total_N += other
-        x.copy_(total_N.view(x.shape))
+        x.copy_(tree_sum(self._gather(x.flatten())).view(x.shape))
 
     def side_by_side(self, x: Tensor, width: int) -> Tensor:
         widths = [len(Shard(rank, self.size).part(width)) for rank in range(self.size)]

@@ -141,10 +141,11 @@ def _add_norm_kernel(
             delta = delta.to(dtype).to(tl.float32)
         elif RANKS > 0:
             meet(rank_memory, row, RANKS)
-            delta = rank_sum(rank_rows_ptr, source + e, inside, dtype, RANKS)
+            delta = rank_sum(rank_rows_ptr, source + e, inside, delta_ptr.dtype.element_ty, RANKS)
             delta = delta.to(dtype).to(tl.float32)
         else:
-            delta = tl.load(delta_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
+            delta = tl.load(delta_ptr + source + e, mask=inside, other=0.0).to(dtype)
+            delta = delta.to(tl.float32)
         total = add_delta(x, delta, inside, post_weight, post_eps, scale, E, POST, dtype)
         if index_ptr is None:
             tl.store(x_ptr + source + e, total, mask=inside)
@@ -185,9 +186,9 @@ def add_norm(
     bitwise that of token index_S[s], and x stays as it is. Every index must be a row of x, that of
     padding, too (0 is).
 
-    All tensors are contiguous, of one dtype but for the norms' (theirs or float32), and at most
-    MAX_WIDTH wide; `post` has no bias. For pdl see dependent_launch; indices are read above the
-    wait.
+    All tensors are contiguous, of one dtype but for the norms' (theirs or float32) and deltas (or
+    float32, which is rounded first), and at most MAX_WIDTH wide; `post` has no bias. For pdl see
+    dependent_launch; indices are read above the wait.
     """
     num_rows, width = x_TE.shape if out_TE is None else out_TE.shape
     if width > MAX_WIDTH:

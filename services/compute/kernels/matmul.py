@@ -110,12 +110,19 @@ def _matmul_kernel(
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=t_in & o_in)
 
 
-def matmul(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor) -> None:
+def matmul(
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    out_TO: Tensor,
+    tile: Tile | None = None,
+) -> None:
     """out = x W^T + b, added up in float32 (IEEE for float32 inputs) and rounded once.
 
-    Inputs are of one dtype; out may be of another, as float32 logits are. All are contiguous.
+    Inputs are of one dtype; out may be of another, as float32 logits are. All are contiguous. The
+    tile is the weight's, if no other is given: that of a whole weight of which this is a part.
     """
-    tile = tile_for(weight_OI.shape[0], x_TI.dtype)
+    tile = tile or tile_for(weight_OI.shape[0], x_TI.dtype)
     num_tokens = x_TI.shape[0]
     num_out, num_in = weight_OI.shape
     tiles = triton.cdiv(num_tokens, tile.rows) * triton.cdiv(num_out, tile.columns)

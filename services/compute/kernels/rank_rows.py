@@ -12,7 +12,8 @@ replay the same graphs need no host, and nothing has to be cleared.
 - `side_by_side` is for logits: each rank reads the others' parts of the vocabulary.
 - `share_best` is for draws that need no logits of others: 8 bytes a row are read of each rank.
 
-Sums are added in the order of ranks in float32 and rounded once: the same bits on all ranks.
+Sums are added in float32 as a tree (tree_sum.py) and rounded once, here or where they are added to
+the residual stream: the same bits on all ranks.
 
 Shape legend: T tokens, E hidden width, R ranks, P programs that meet.
 """
@@ -22,12 +23,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.add_to_tree import add_to_tree
 from services.compute.kernels.sample import NO_ID, SampleScratch
+from services.compute.kernels.tree_sum import tree_sum
 
 MAX_PROGRAMS = 256
 """That may meet: programs of a launch, or rows of one that has a program for each."""
@@ -76,11 +78,16 @@ def meet(memory, place, RANKS: tl.constexpr):
 def rank_sum(rows_ptr, offsets, inside, dtype: tl.constexpr, RANKS: tl.constexpr):
     """The float32 sum over ranks of the elements at these offsets."""
     total = tl.zeros(offsets.shape, tl.float32)
+    one = total
+    two = total
+    four = total
     for rank in tl.static_range(RANKS):
         row_ptr = tl.multiple_of(tl.load(rows_ptr + rank).to(tl.pointer_type(dtype)), 16)
         # past the first cache, where an earlier sum's rows may still be
         summand = tl.load(row_ptr + offsets, mask=inside, other=0.0, cache_modifier=".cg")
-        total += summand.to(tl.float32)
+        part, one, two, four = add_to_tree(summand.to(tl.float32), one, two, four, rank)
+        if rank % 8 == 7 or rank == RANKS - 1:
+            total = part if rank < 8 else total + part
     return total
 
 
@@ -236,8 +243,5 @@ def meet_ranks(memory: RankMemory, num_ranks: int) -> None:
 
 
 def rank_sum_reference(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of what each rank has, in their order in float32, rounded once."""
-    total = torch.zeros_like(parts[0], dtype=torch.float32)
-    for part in parts:
-        total += part.float()
-    return total.to(parts[0].dtype)
+    """The sum of what each rank has, rounded once."""
+    return tree_sum(parts).to(parts[0].dtype)

@@ -184,6 +184,9 @@ class CpuLinears:
             return Int8Linear(weight, bias_O, self._keep_dense and self._reorders)
         return self._dense(weight.dense(self._dtype), bias_O)
 
+    def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> LinearMap:
+        return self(weight, bias_O)
+
     def router(self, weight_XE: Tensor, bias_X: Tensor | None) -> LinearMap:
         linear = Linear(weight_XE, None if bias_X is None else bias_X.float())
         return lambda x_TE: linear(x_TE.float())

@@ -95,6 +95,7 @@ class RankSizes(NamedTuple):
 
     max_tokens: int
     width: int
+    dtype: torch.dtype  # of summands
     max_samples: int
     logit_begins: tuple[int, ...]  # of each rank's part of the vocabulary, and their end
 
@@ -109,12 +110,12 @@ class SplitRanks:
 
     is_split = True
 
-    def __init__(self, block: SymmetricBlock, sizes: RankSizes, dtype: torch.dtype) -> None:
+    def __init__(self, block: SymmetricBlock, sizes: RankSizes) -> None:
         """The block has `num_bytes` of these sizes."""
         self._block = block
         self._begins = sizes.logit_begins
         rows, logits, words = self._shapes(sizes)
-        self._turns = [block.take(rows, dtype) for _ in range(2)]
+        self._turns = [block.take(rows, sizes.dtype) for _ in range(2)]
         self._turn = 0
         self._logits = block.take(logits, torch.float32)
         self._words = block.take(words, torch.int32)
@@ -122,8 +123,8 @@ class SplitRanks:
         self._num_logits = self._begins[rank + 1] - self._begins[rank]
 
     @staticmethod
-    def num_bytes(sizes: RankSizes, dtype: torch.dtype) -> int:
-        rows, logits, words = SplitRanks._shapes(sizes)
+    def num_bytes(sizes: RankSizes) -> int:
+        (rows, logits, words), dtype = SplitRanks._shapes(sizes), sizes.dtype
         return SymmetricBlock.num_bytes(
             (rows, dtype), (rows, dtype), (logits, torch.float32), (words, torch.int32)
         )
@@ -172,6 +173,6 @@ def kernel_ranks(ranks: Ranks, sizes: RankSizes, delta_TE: Tensor) -> KernelRank
     """What a pass needs of the ranks; all of them make it at the same time."""
     if ranks.size == 1:
         return OneRank(delta_TE)
-    num_bytes = SplitRanks.num_bytes(sizes, delta_TE.dtype)
+    num_bytes = SplitRanks.num_bytes(sizes)
     block = SymmetricBlock(num_bytes, delta_TE.device, default_group(ranks))
-    return SplitRanks(block, sizes, delta_TE.dtype)
+    return SplitRanks(block, sizes)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.matmul import matmul
+from services.compute.kernels.matmul import matmul, tile_for
 from services.compute.kernels.matvec import (
     NormedInput,
     gate_up,
@@ -32,8 +32,9 @@ from services.compute.kernels.skinny_matmul_config import (
     skinny_gate_up_options,
     skinny_options,
 )
+from services.compute.kernels.summed_matmul import summed_matmul
 from services.compute.layers.parts import Activation
-from services.compute.layers.weighted_layers import AnyLinear, Linear
+from services.compute.layers.weighted_layers import AnyLinear, Linear, SummedLinear
 
 L = TypeVar("L", contravariant=True)
 
@@ -82,16 +83,41 @@ Products: TypeAlias = Mapping[type[AnyLinear], Product[Any]]
 """The product of each kind of linear map."""
 
 
+@dataclass(frozen=True, slots=True)
 class InvariantProduct:
-    """A `Product` with one tiling and one order of summation for every number of rows."""
+    """A `Product` with one tiling and one order of summation for every number of rows. Where ranks
+    have a part of the outputs each, the tiling is that of all of them."""
 
-    fused = None
+    num_ranks: int = 1
+
+    @property
+    def fused(self) -> None:
+        return None
 
     def row_form(self, num_tokens: int, linear: Linear) -> None:
         return None
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
-        matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO)
+        tile = tile_for(linear.num_out * self.num_ranks, x_TI.dtype)
+        matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO, tile)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedProduct:
+    """The same for maps that end a part: whatever the number of rows, and of ranks."""
+
+    work: SkinnyWork
+
+    @property
+    def fused(self) -> None:
+        return None
+
+    def row_form(self, num_tokens: int, linear: SummedLinear) -> None:
+        return None
+
+    def __call__(self, x_TI: Tensor, linear: SummedLinear, out_TO: Tensor) -> None:
+        weight_OI, bias_O = linear.weight_OI, linear.bias_O
+        summed_matmul(x_TI, weight_OI, bias_O, out_TO, linear.num_segments, self.work)
 
 
 def cublas(x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:

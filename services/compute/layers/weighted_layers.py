@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import ModelError
+from common.errors import ConfigError, ModelError
+from services.compute.kernels.tree_sum import NUM_SEGMENTS
 from services.compute.quantization.packed import Packed, Weight, can_multiply, filled
 
 
@@ -79,6 +80,16 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class SummedLinear(Linear):
+    """The map that ends a part, whose sums have the same bits however many ranks share its inputs.
+
+    A bias is that of the rank with the first segment.
+    """
+
+    num_segments: int = NUM_SEGMENTS  # that its inputs here are of those of all ranks
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedLinear:
     """The map of a weight in fewer bytes; by itself it multiplies as slowly as its reference."""
 
@@ -109,6 +120,10 @@ class LinearMaker(Protocol[M]):
 
     def __call__(self, weight: Weight, bias_O: Tensor | None, /) -> M: ...
 
+    def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> M:
+        """A map whose results are added up: it has its share of so many inputs."""
+        ...
+
     def router(self, weight_XE: Tensor, bias_X: Tensor | None) -> M:
         """Of a weight in float32: a map whose results are in float32, too; no number is rounded
         before it is multiplied."""
@@ -128,6 +143,7 @@ class KernelLinears:
 
     dtype: torch.dtype
     keeps_dense: bool  # beside packed weights that many rows are not multiplied with as they are
+    num_segments: int = 0  # of a rank's share of a sum; 0: sums are not made of segments
 
     def __call__(self, weight: Weight, bias_O: Tensor | None) -> AnyLinear:
         if not isinstance(weight, Packed):
@@ -135,6 +151,12 @@ class KernelLinears:
         has_dense = self.keeps_dense and not weight.inputs_8bit
         dense_OI = weight.dense(self.dtype) if has_dense else None
         return QuantizedLinear(weight.with_adjacent_rows(), bias_O, dense_OI)
+
+    def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> AnyLinear:
+        if not self.num_segments or isinstance(weight, Packed):
+            return self(weight, bias_O)
+        check_segments(weight.shape[1], num_inputs, self.num_segments)
+        return SummedLinear(weight, bias_O, self.num_segments)
 
     def router(self, weight_XE: Tensor, bias_X: Tensor | None) -> Linear:
         rounded_XE = weight_XE.to(self.dtype)
@@ -150,6 +172,17 @@ class KernelLinears:
         if not isinstance(weight, Packed):
             return (Linear(weight, bias_O),)
         return (QuantizedLinear(weight.with_adjacent_rows(), bias_O),)
+
+
+def check_segments(num_here: int, num_inputs: int, num_segments: int) -> None:
+    """Raise ConfigError where so many inputs here are no whole segments of those of all ranks."""
+    num_ranks = NUM_SEGMENTS // num_segments
+    if num_ranks > 1 and (num_inputs % NUM_SEGMENTS or num_here * num_ranks != num_inputs):
+        raise ConfigError(
+            f"compute.tensor_parallel_size is {num_ranks}: with compute.batch_invariant a sum over "
+            f"{num_inputs} inputs is one of eight equal segments, and this rank would have "
+            f"{num_here} inputs; take another size, or leave batch_invariant out."
+        )
 
 
 def _multipliable(weights: Iterable[Weight]) -> Iterator[Weight]:

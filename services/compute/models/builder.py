@@ -156,7 +156,9 @@ class Builder(Generic[L]):
         rows, cut = (self.shape.hidden_size,), UNCUT if len(part) == columns else Cut(inputs=part)
         weight = self._weights.linear([name], rows, columns, cut)
         bias_O = self._weights.stack([f"{name}.bias"], rows) if bias else None
-        return self._add(weight, None if self._shard.rank else bias_O)
+        bias_O = None if self._shard.rank else bias_O
+        self._linears.append(linear := self._make_linear.summed(weight, bias_O, columns))
+        return linear
 
     def plain(self, name: str, rows: int, columns: int) -> Tensor:
         """The numbers [rows, columns] of a map that is not multiplied by as it stands."""

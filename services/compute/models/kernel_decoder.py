@@ -31,7 +31,7 @@ from services.compute.layers.kernel_step import (
 )
 from services.compute.layers.products import Products
 from services.compute.layers.scratch import Scratch
-from services.compute.layers.weighted_layers import AnyLinear
+from services.compute.layers.weighted_layers import AnyLinear, SummedLinear
 from services.compute.models.decoder import Decoder
 
 
@@ -63,7 +63,9 @@ class KernelDecoder:
         stream = StreamBuffers.make(max_tokens, shape.hidden_size, dtype, device)
         vocabulary = [Shard(rank, ranks.size).part(shape.vocab_size) for rank in range(ranks.size)]
         begins = (*(part.start for part in vocabulary), shape.vocab_size)
-        rank_sizes = RankSizes(max_tokens, shape.hidden_size, max_samples, begins)
+        is_tree = any(isinstance(linear, SummedLinear) for linear in decoder.linears)
+        summands = torch.float32 if is_tree else dtype  # of a tree only the top is rounded
+        rank_sizes = RankSizes(max_tokens, shape.hidden_size, summands, max_samples, begins)
         self._decoder = decoder
         self._device = KernelDevice(
             inputs=inputs,

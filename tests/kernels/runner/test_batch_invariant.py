@@ -4,7 +4,6 @@ same alone, in any company, in chunks, from the prefix tree and after preemption
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from common.messages.sampling import SamplingParams
 from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, LogitsTap, load_runner
+from tests.kernels.runner.row_by_row import multiply_row_by_row
 from tests.unit.compute.engine_histories import (
     EOS_IDS,
     Ask,
@@ -49,18 +49,11 @@ Logits = dict[tuple[int, int, int], Tensor]
 Serve = Callable[..., tuple[Server, LogitsTap]]
 
 
-def dot_row_by_row(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
-    """What the interpreter leaves to BLAS, where a row's place in a tile decides its last bits."""
-    products = a.data[..., :, :, None].astype(d.data.dtype) * b.data[..., None, :, :]
-    return type(a)(products.sum(axis=-2) + d.data, d.dtype.scalar)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def rows_of_a_product_do_not_meet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not ON_GPU:
-            interpreter = importlib.import_module("triton.runtime.interpreter")
-            patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot_row_by_row)
+            multiply_row_by_row(patch)
         yield
 
 

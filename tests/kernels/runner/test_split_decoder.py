@@ -1,38 +1,20 @@
-"""Ranks that run kernels say what the CPU says of the whole model: each family's kernels on a part.
-
-In the interpreter, with ranks as threads that take turns: it knows one launch at a time. What goes
-from rank to rank by memory here is a launch's work on a GPU (test_rank_rows.py).
-"""
+"""Ranks that run kernels have the logits of the CPU: each family with kernels on a part of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from services.compute.config import ComputeSettings
-from services.compute.expert_counters import ExpertCounters
-from services.compute.kernels.sample import SampleScratch, VocabularyPart
-from services.compute.kernels.step_buffers import NUM_SAMPLES
-from services.compute.layers.kernel_ranks import RankSizes
 from services.compute.models import kernel_decoder
 from services.compute.runner.cuda import load as load_module
-from services.compute.runner.cuda.executor import CudaExecutor
-from services.compute.runner.cuda.load import load_on
-from services.compute.runner.executor import UploadKind
 from services.compute.runner.packing_runner import PackingRunner
-from services.compute.runner.protocol import RunnerSpec
-from services.compute.step import Int32Array, StepResult
-from tests.kernels.host_stream import HostStream
 from tests.kernels.runner.cuda_runners import ON_GPU, SIZES
 from tests.kernels.runner.logits_alike import assert_logits_alike
-from tests.unit.compute.distributed.rank_threads import Meeting, ThreadLink, ThreadRanks
+from tests.kernels.runner.split_executor import SplitExecutor, thread_ranks
+from tests.unit.compute.distributed.rank_threads import ThreadLink
 from tests.unit.compute.models.family_models import FAMILIES
 from tests.unit.compute.models.family_recipes import make_random
 
@@ -48,128 +30,11 @@ layer without any, and experts that are spread over ranks, with copies that may 
 SPREAD = {"enable_expert_parallel": True, "num_redundant_experts": 2, "enable_eplb": True}
 
 
-class Turns(Meeting):
-    """A meeting of threads of which one runs at a time; who waits lets the others run."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.turn = Lock()
-
-    def exchange(self, rank: int, value: Any) -> list[Any]:
-        self.turn.release()
-        try:
-            return super().exchange(rank, value)
-        finally:
-            self.turn.acquire()
-
-
-class ThreadKernelRanks:
-    """`KernelRanks` of threads."""
-
-    is_split = True
-
-    def __init__(self, ranks: ThreadRanks, sizes: RankSizes, delta_TE: Tensor) -> None:
-        self._ranks = ranks
-        self._delta_TE = torch.zeros_like(delta_TE)
-        begins = sizes.logit_begins
-        self._begin = begins[ranks.rank]
-        width = begins[ranks.rank + 1] - self._begin
-        self._logits_SV = torch.zeros(sizes.max_samples, width)
-
-    def begin(self) -> None:
-        pass
-
-    def room(self, num_tokens: int) -> Tensor:
-        return self._delta_TE[:num_tokens]
-
-    def added_up(self, delta_TE: Tensor) -> Tensor:
-        assert delta_TE.data_ptr() == self._delta_TE.data_ptr()
-        self._ranks.add_up(delta_TE)
-        return delta_TE
-
-    def end(self) -> None:
-        pass
-
-    def logits_room(self, logits_SV: Tensor) -> Tensor:
-        return self._logits_SV[: len(logits_SV)]
-
-    def vocabulary_part(self, num_samples: int) -> VocabularyPart:
-        return VocabularyPart(self._begin, self._share)
-
-    def _share(self, scratch: SampleScratch, num_samples: int, num_parts: int) -> int:
-        for mine_SC in scratch:
-            parts_SC = mine_SC[:num_samples, :num_parts].clone()
-            all_SC = torch.cat(self._ranks.exchange(parts_SC), 1)
-            mine_SC[:num_samples, : all_SC.shape[1]] = all_SC
-        return all_SC.shape[1]
-
-    def complete(self, logits_SV: Tensor) -> None:
-        part_SV = self._logits_SV[: len(logits_SV)].clone()
-        logits_SV.copy_(self._ranks.side_by_side(part_SV, logits_SV.shape[1]))
-
-
-class SplitExecutor:
-    """Two ranks that make each call, one in each of two threads."""
-
-    def __init__(self, folder: Path, settings: ComputeSettings, device: torch.device) -> None:
-        self._turns = turns = Turns(2)
-        self._pool = ThreadPoolExecutor(turns.size)
-
-        def load(rank: int) -> CudaExecutor:
-            ranks = ThreadRanks(rank, turns)
-            return load_on(folder, settings, device, HostStream(), ranks)
-
-        self._ranks: list[CudaExecutor] = self._all(load)
-        self._machine = self._ranks[0]._machine
-
-    def _all(self, call: Callable[[int], Any]) -> list[Any]:
-        @torch.inference_mode()
-        def run(rank: int) -> Any:
-            with self._turns.turn:
-                return call(rank)
-
-        return list(self._pool.map(run, range(self._turns.size)))
-
-    def spec(self) -> RunnerSpec:
-        return self._ranks[0].spec()
-
-    def buffer(self, kind: UploadKind) -> Int32Array:
-        return self._ranks[0].buffer(kind)
-
-    def _send(self, kind: UploadKind, num_ints: int) -> None:
-        self._ranks[1].buffer(kind)[:num_ints] = self._ranks[0].buffer(kind)[:num_ints]
-
-    def enter(self, num_ints: int) -> None:
-        self._send(UploadKind.ENTRIES, num_ints)
-        self._all(lambda rank: self._ranks[rank].enter(num_ints))
-
-    def forward(self, num_ints: int) -> list[Any]:
-        self._send(UploadKind.STEP, num_ints)
-        return self._all(lambda rank: self._ranks[rank].forward(num_ints))
-
-    def sample(self, tickets: list[Any], num_ints: int) -> list[Any]:
-        """Tokens are drawn from parts; logits are made once more, as a whole, to be looked at."""
-        sampled = self._all(lambda rank: self._ranks[rank].sample(tickets[rank], num_ints))
-        if num_samples := tickets[0].header[NUM_SAMPLES]:
-            self._all(lambda rank: self._ranks[rank]._machine._logits(num_samples))
-        return sampled
-
-    def result(self, tickets: list[Any]) -> StepResult:
-        results = self._all(lambda rank: self._ranks[rank].result(tickets[rank]))
-        assert results[0].tokens.tolist() == results[1].tokens.tolist()
-        other = self._ranks[1]._machine._decoder.logits_SV
-        assert torch.equal(self._machine._decoder.logits_SV, other)
-        return results[0]
-
-    def expert_counters(self) -> ExpertCounters | None:
-        return self._ranks[0].expert_counters()
-
-
 @pytest.mark.parametrize(("name", "spreads"), CASES)
 def test_two_ranks_have_the_logits_of_the_whole(
     name: str, spreads: bool, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_decoder, "kernel_ranks", ThreadKernelRanks)
+    monkeypatch.setattr(kernel_decoder, "kernel_ranks", thread_ranks)
     monkeypatch.setattr(load_module, "make_link", ThreadLink)
     family = FAMILIES[name]
     family.save(make_random(family.model(**SIZES)), tmp_path)

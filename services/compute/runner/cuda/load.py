@@ -23,6 +23,7 @@ from services.compute.kernels.choice_files import (
     read_own,
 )
 from services.compute.kernels.draft_tokens import DraftRule
+from services.compute.kernels.tree_sum import NUM_SEGMENTS
 from services.compute.layers.expert_link import (
     ExpertLink,
     SymmetricLink,
@@ -114,7 +115,8 @@ def _load(
     log = StartLog(device)
     loader = ModelLoader.read(path, settings, device, ranks)
     sizes = machine_sizes(loader)
-    decoder = loader.decoder(KernelLinears(loader.dtype, _keeps_dense(loader)))
+    make_linear = KernelLinears(loader.dtype, _keeps_dense(loader), _num_segments(loader))
+    decoder = loader.decoder(make_linear)
     if any(isinstance(mixer, Attention) and mixer.part is not None for mixer in decoder.mixers):
         raise ConfigError(
             "compute.tensor_parallel_size: this model has a norm over the queries of all heads, "
@@ -187,6 +189,19 @@ def _keeps_dense(loader: ModelLoader) -> bool:
     num_weights = loader.config.shape.num_common_weights // loader.ranks.size
     num_bytes = num_weights * loader.dtype.itemsize
     return num_bytes < usable_bytes * DENSE_SHARE
+
+
+def _num_segments(loader: ModelLoader) -> int:
+    """Of each sum over ranks that this one has, if such sums have the same bits with any number."""
+    size = loader.ranks.size
+    if not loader.settings.batch_invariant:
+        return 0
+    if size > NUM_SEGMENTS:
+        raise ConfigError(
+            f"compute.tensor_parallel_size is {size}: with compute.batch_invariant sums are made "
+            f"of {NUM_SEGMENTS} segments, of which each rank has one at least; lower it."
+        )
+    return NUM_SEGMENTS // size
 
 
 def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits:

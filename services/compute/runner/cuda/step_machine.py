@@ -48,9 +48,20 @@ from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.parts import LatentAttention
-from services.compute.layers.products import InvariantProduct, Product, ProductByRows, Products
+from services.compute.layers.products import (
+    InvariantProduct,
+    Product,
+    ProductByRows,
+    Products,
+    SummedProduct,
+)
 from services.compute.layers.quantized_product import ROW_LIMITS, QuantizedProduct, RowOfNumbers
-from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
+from services.compute.layers.weighted_layers import (
+    AnyLinear,
+    Linear,
+    QuantizedLinear,
+    SummedLinear,
+)
 from services.compute.models.decoder import Decoder
 from services.compute.models.kernel_decoder import DeviceProducts, KernelDecoder
 from services.compute.runner.cuda.pooler import Pooler
@@ -165,7 +176,7 @@ class StepMachine:
         capability = torch.cuda.get_device_capability(device) if on_gpu else None
         pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)
         num_inner = shape.hidden_size * shape.intermediate_size // ranks.size
-        plain: Product[Linear] = InvariantProduct()
+        plain: Product[Linear] = InvariantProduct(ranks.size)
         row: RowOfNumbers | None = None
         work = SkinnyWork.make(_widest_output(decoder), device)
         if not batch_invariant:
@@ -175,7 +186,11 @@ class StepMachine:
             row = RowOfNumbers(pdl=pdl and num_inner <= SMALL_WEIGHT_BYTES)
         room = _unpacking_room(decoder)
         quantized = QuantizedProduct(plain, work, room, row, pdl=pdl, choices=self.choices)
-        products: Products = {Linear: plain, QuantizedLinear: quantized}
+        products: Products = {
+            Linear: plain,
+            SummedLinear: SummedProduct(work),
+            QuantizedLinear: quantized,
+        }
         experts = ExpertProduct(
             plain, self.choices, self.inputs.counts, invariant=batch_invariant, pdl=pdl
         )

@@ -14,23 +14,21 @@ import torch
 from services.compute.distributed.gloo import GlooRanks
 from services.compute.distributed.ranks import Ranks
 from services.compute.distributed.shard import Shard
+from services.compute.kernels.tree_sum import tree_sum
 from services.compute.models import weights
 from services.compute.runner.eager import load_eager
 from services.compute.runner.packing_runner import PackingRunner
 from tests.unit.compute.distributed.served import HEARD_SCALE, SPREAD, tokens_of
 
 
-def sums_are_those_of_the_order_of_ranks(ranks: Ranks) -> bool:
+def sums_are_a_tree(ranks: Ranks) -> bool:
     torch.manual_seed(0)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         parts = torch.randn(ranks.size, 5, 64).to(dtype)
         x = parts[ranks.rank].clone()
         ranks.add_up(x)
-        expected = parts[0].float()
-        for part in parts[1:]:
-            expected += part
-        found.append(torch.equal(x, expected.to(dtype)))
+        found.append(torch.equal(x, tree_sum([*parts]).to(dtype)))
     return all(found)
 
 
@@ -44,7 +42,7 @@ def main(rank: str, size: str, store: str, folder: str) -> None:
     weights.SCALE = HEARD_SCALE
     ranks = GlooRanks(int(rank), int(size), store)
     heard: dict[str, object] = {
-        "sums": sums_are_those_of_the_order_of_ranks(ranks),
+        "sums": sums_are_a_tree(ranks),
         "parts": parts_stand_side_by_side(ranks, 199),
         "least": ranks.least(5 + ranks.rank),
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import Ranks
 from services.compute.expert_counters import ExpertCounters
+from services.compute.kernels.tree_sum import tree_sum
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.eager import EagerExecutor, EagerTicket, load_eager
 from services.compute.runner.executor import UploadKind
@@ -61,11 +62,7 @@ class ThreadRanks:
         return self._meeting.exchange(self.rank, value)
 
     def add_up(self, x: Tensor) -> None:
-        first, *others = self.exchange(x.float().clone())
-        total = first.clone()
-        for other in others:
-            total += other
-        x.copy_(total)
+        x.copy_(tree_sum(self.exchange(x.clone())))
 
     def side_by_side(self, x: Tensor, width: int) -> Tensor:
         whole = torch.cat(self._meeting.exchange(self.rank, x), dim=-1)

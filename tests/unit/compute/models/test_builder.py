@@ -17,7 +17,7 @@ from common.errors import ModelError
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import Rope, RopeDefaults, RopeSpec, rotate
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.weighted_layers import KernelLinears, Linear
 from services.compute.models.builder import Builder, NormForm, TopNames
 from services.compute.models.decoder import Decoder
 from services.compute.models.safetensors_files import SafetensorsFiles
@@ -60,7 +60,7 @@ def make(tmp_path: Path) -> Make:
             raw,
             spans_of(windows),
             CheckpointWeights(SafetensorsFiles(tmp_path, CPU), dtype, CPU),
-            Linear,
+            KernelLinears(torch.float32, keeps_dense=False),
         )
 
     return build

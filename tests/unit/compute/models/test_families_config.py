@@ -9,12 +9,14 @@ import torch
 
 from common.errors import ModelError
 from services.compute.layers.rope import LinearScaling, RopeSpec
-from services.compute.layers.weighted_layers import KernelLinears, Linear
+from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.models.families import FAMILIES, ModelConfig, read_config
 from services.compute.models.family import WindowedConfig
 from services.compute.models.llama import LLAMA
 from services.compute.models.weights import DummyWeights
 from tests.spans import spans_of
+
+LINEARS = KernelLinears(torch.float32, keeps_dense=False)
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,7 +44,7 @@ def config_of(**changes: Any) -> ModelConfig:
 
 def rope_of(**changes: Any) -> RopeSpec | None:
     """The rotation of the layers of a model that is built of this config.json."""
-    decoder = config_of(**changes).build(DummyWeights(torch.float32, torch.device("cpu")), Linear)
+    decoder = config_of(**changes).build(DummyWeights(torch.float32, torch.device("cpu")), LINEARS)
     (rope,) = {mixer.rope for mixer in decoder.mixers}
     return rope
 
@@ -213,7 +215,7 @@ def test_null_is_as_if_a_field_were_not_there_unless_it_is_a_value() -> None:
     assert config_of(**mistral, sliding_window=None).spans == spans_of((0,) * 3)
     gemma = {"architectures": ["Gemma2ForCausalLM"], "final_logit_softcapping": None}
     config = config_of(**gemma)
-    decoder = config.build(DummyWeights(torch.float32, torch.device("cpu")), Linear)
+    decoder = config.build(DummyWeights(torch.float32, torch.device("cpu")), LINEARS)
     assert decoder.logit_softcap == 0.0
     assert [mixer.softcap for mixer in decoder.mixers] == [50.0] * 3
 

@@ -130,6 +130,9 @@ class DenseLinears:
     def __call__(self, weight: Weight, bias: Tensor | None) -> Linear:
         return Linear(weight.dense(self.dtype) if isinstance(weight, Packed) else weight, bias)
 
+    def summed(self, weight: Weight, bias: Tensor | None, num_inputs: int) -> Linear:
+        return self(weight, bias)
+
     def router(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return Linear(weight, bias)
 

@@ -20,7 +20,7 @@ from common.config import TelemetrySettings
 from common.decoder_shape import architecture_of
 from common.errors import ModelError
 from common.telemetry import log
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.models.decoder import Decoder
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.models.families import read_config
@@ -40,7 +40,7 @@ def model() -> PreTrainedModel:
 def load(folder: Path, needs_head: bool = True) -> Decoder[Any]:
     config = read_config(json.loads((folder / "config.json").read_text()))
     weights = CheckpointWeights(SafetensorsFiles(folder, CPU), torch.float32, CPU)
-    return config.build(weights, Linear, needs_head)
+    return config.build(weights, KernelLinears(torch.float32, keeps_dense=False), needs_head)
 
 
 def on_the_cpu(decoder: Decoder[Any]) -> EagerDecoder:
