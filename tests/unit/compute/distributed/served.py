@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+from zlib import crc32
+
+from torch import Tensor
+
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
+from services.compute.models import weights
 from services.compute.runner.protocol import Runner
 from tests.unit.compute.engine_server import Server
 
@@ -17,6 +23,15 @@ HEARD_SCALE = 0.3
 
 PROMPTS = [[3 + 7 * place % 190 for place in range(16)], [5 + 11 * at % 187 for at in range(37)]]
 GREEDY = SamplingParams(4, seed=1, temperature=0.0, ignore_eos=True, num_logprobs=2)
+
+
+_draw = weights.DummyWeights.take
+
+
+def take_by_name(source: Any, name: str, *rest: Any) -> Tensor:
+    """Random weights of a name are the same, whatever else is made before them."""
+    source._generator.manual_seed(crc32(name.encode()))
+    return _draw(source, name, *rest)
 
 
 def answers(runner: Runner, settings: ComputeSettings) -> Server:

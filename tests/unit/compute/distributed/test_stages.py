@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from torch import Tensor
 
 import tests.cases  # noqa: F401
 from common.errors import ConfigError
@@ -46,6 +44,7 @@ from tests.unit.compute.distributed.served import (
     PROMPTS,
     SETTINGS,
     answers,
+    take_by_name,
 )
 from tests.unit.compute.distributed.stage_memory import MemoryStages, StagesHere
 from tests.unit.compute.engine_histories import play, random_history
@@ -58,14 +57,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random weights of a name are the same, whatever else is made before them."""
-    draw = weights.DummyWeights.take
-
-    def take(self: Any, name: str, *rest: Any) -> Tensor:
-        self._generator.manual_seed(crc32(name.encode()))
-        return draw(self, name, *rest)
-
-    monkeypatch.setattr(weights.DummyWeights, "take", take)
+    monkeypatch.setattr(weights.DummyWeights, "take", take_by_name)
     monkeypatch.setattr(weights, "SCALE", HEARD_SCALE)
 
 

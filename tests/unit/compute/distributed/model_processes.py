@@ -1,0 +1,132 @@
+"""The processes of a model: two and four ranks, then as many stages. Each says as a line of JSON
+what it has heard of the others, and what its model says.
+
+Argument: a folder. All are forks of one process, so that torch is imported once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from common.child_main import die_with_parent
+from common.config import LinkSettings
+from services.compute.distributed.gloo import GlooRanks
+from services.compute.distributed.ranks import Ranks
+from services.compute.distributed.shard import Shard
+from services.compute.kernels.tree_sum import tree_sum
+from services.compute.models import weights
+from services.compute.runner.eager import load_eager
+from services.compute.runner.packing_runner import PackingRunner
+from services.compute.runner.pipeline import PipelineExecutor
+from services.compute.runner.registry import load_stage
+from services.compute.runner.stage_group import StageGroup
+from services.compute.runner.stage_process import wait_at
+from tests.unit.compute.distributed.served import (
+    DUMMY,
+    HEARD_SCALE,
+    SPREAD,
+    take_by_name,
+    tokens_of,
+)
+
+SIZES = (2, 4)
+LOOPBACK = LinkSettings.model_validate({"insecure": True})
+
+
+def sums_are_a_tree(ranks: Ranks) -> bool:
+    torch.manual_seed(0)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        parts = torch.randn(ranks.size, 5, 64).to(dtype)
+        x = parts[ranks.rank].clone()
+        ranks.add_up(x)
+        found.append(torch.equal(x, tree_sum([*parts]).to(dtype)))
+    return all(found)
+
+
+def parts_stand_side_by_side(ranks: Ranks, width: int) -> bool:
+    whole = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
+    part = Shard(ranks.rank, ranks.size).part(width)
+    return torch.equal(ranks.side_by_side(whole[:, part.start : part.stop], width), whole)
+
+
+def be_rank(rank: int, size: int, store: str, folder: Path) -> dict[str, object]:
+    """With a part of every expert, then with some experts as a whole."""
+    ranks = GlooRanks(rank, size, store)
+    heard: dict[str, object] = {
+        "sums": sums_are_a_tree(ranks),
+        "parts": parts_stand_side_by_side(ranks, 199),
+        "least": ranks.least(5 + rank),
+    }
+    for name, settings in (("tokens", DUMMY), ("tokens of whole experts", SPREAD)):
+        heard[name] = tokens_of(PackingRunner(load_eager(folder, settings, ranks)), settings)
+    ranks.close()
+    return heard
+
+
+def be_stage(number: int, inboxes: tuple[str, ...], folder: Path) -> dict[str, object]:
+    if number < len(inboxes) - 1:
+        return {"status": wait_at(inboxes[number], "", LOOPBACK)}
+    changes = {"pipeline_parallel_size": len(inboxes), "pipeline_stages": inboxes}
+    settings = DUMMY.model_copy(update=changes)
+    group = StageGroup(folder, settings, LOOPBACK)
+    executor = load_stage(folder, settings, group.stages)
+    group.wait_until_ready(executor.spec())
+    runner = PackingRunner(PipelineExecutor(executor, group))
+    heard: dict[str, object] = {"status": 0, "tokens": tokens_of(runner, settings)}
+    runner.close()
+    return heard
+
+
+def inboxes_of(count: int) -> tuple[str, ...]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return tuple(f"tcp://127.0.0.1:{port}" for port in ports)
+
+
+def fork(run: Callable[[], dict[str, object]]) -> int:
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            die_with_parent()
+            os.write(1, json.dumps(run()).encode() + b"\n")
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(status)
+    return child
+
+
+def all_succeed(runs: Iterable[Callable[[], dict[str, object]]]) -> bool:
+    children = [fork(run) for run in runs]
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    return not any(statuses)
+
+
+def main(folder: Path) -> int:
+    weights.SCALE, weights.DummyWeights.take = HEARD_SCALE, take_by_name  # type: ignore[method-assign]
+    for size in SIZES:
+        with tempfile.TemporaryDirectory() as meeting:
+            store, inboxes = f"{meeting}/store", inboxes_of(size)
+            ranks = [partial(be_rank, rank, size, store, folder) for rank in range(size)]
+            stages = [partial(be_stage, number, inboxes, folder) for number in range(size)]
+            if not all_succeed(ranks) or not all_succeed(stages):
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
