@@ -27,7 +27,7 @@ from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.tree_sum import tree_sum
 
 HALF = Tile(rows=64, columns=64, depth=128, num_warps=4, num_stages=3)
-"""Two programs fit a multiprocessor: one computes while the other begins a segment."""
+"""Two programs fit a multiprocessor: one computes while the other waits or ends a segment."""
 
 PROGRAMS = 2 * NUM_SMS
 """Up to here tiles are split."""
@@ -39,6 +39,11 @@ def tile_of(segment_inputs: int, dtype: torch.dtype) -> Tile:
     return replace(tile, depth=min(tile.depth, max(16, triton.next_power_of_2(segment_inputs))))
 
 
+def is_even(num_in: int, num_segments: int, tile: Tile) -> bool:
+    """Whether all segments are whole steps."""
+    return num_in % (num_segments * tile.depth) == 0
+
+
 def splits_of(num_tiles: int, num_segments: int, room: int) -> int:
     """Programs that share a tile, where partial sums have room for so many."""
     splits = 1
@@ -47,7 +52,68 @@ def splits_of(num_tiles: int, num_segments: int, room: int) -> int:
     return splits
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_segments", "segment_inputs"])
+@triton.jit
+def sum_of_segments(
+    x_ptr,  # of the first row
+    weight_ptr,  # likewise
+    bias_ptr,  # or None
+    t_in,
+    o,
+    first_segment,
+    num_segments,
+    num_steps,  # of a segment
+    I: tl.constexpr,  # noqa: E741  (the legend's)
+    O: tl.constexpr,  # noqa: E741
+    SEGMENT: tl.constexpr,  # inputs of one
+    EVEN: tl.constexpr,  # segments are whole steps
+    BLOCK_T: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """The tree's sum over so many segments, [T, O].
+
+    All steps are one loop, so that loads of the next segment are on their way while one ends. Their
+    numbers are read when it runs: a loop of one step, unrolled, would be a product that begins with
+    the sum before it, in place of zero.
+    """
+    i = tl.arange(0, BLOCK_I)
+    o_in = (o < O)[None, :]
+    # places in a tile have 32 bits: as pointers they would take twice the registers
+    in_x = tl.arange(0, BLOCK_T)[:, None] * I + i[None, :]
+    in_weight = tl.arange(0, BLOCK_O)[None, :] * I + i[:, None]
+    total = tl.zeros((BLOCK_T, BLOCK_O), dtype=tl.float32)
+    one = total
+    two = total
+    four = total
+    for index in range(0, num_segments * num_steps):
+        place = index // num_steps
+        step = (index % num_steps) * BLOCK_I
+        start = (first_segment + place) * SEGMENT + step
+        if EVEN:
+            x = tl.load(x_ptr + start + in_x, mask=t_in, other=0.0)
+            weight = tl.load(weight_ptr + start + in_weight, mask=o_in, other=0.0)
+        else:
+            i_in = (step + i < SEGMENT) & (start + i < I)
+            x = tl.load(x_ptr + start + in_x, mask=t_in & i_in[None, :], other=0.0)
+            inside = o_in & i_in[:, None]
+            weight = tl.load(weight_ptr + start + in_weight, mask=inside, other=0.0)
+        if WIDEN:
+            x = x.to(tl.float32)
+            weight = weight.to(tl.float32)
+        total = tl.dot(x, weight, total, input_precision="ieee")
+        if index % num_steps == num_steps - 1:
+            if bias_ptr is not None:
+                if first_segment + place == 0:
+                    bias_O = tl.load(bias_ptr + o, mask=o < O, other=0.0)
+                    total += bias_O.to(tl.float32)[None, :]
+            total, one, two, four = add_to_tree(total, one, two, four, place)
+            if place < num_segments - 1:
+                total = tl.zeros((BLOCK_T, BLOCK_O), dtype=tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_segments", "num_steps"])
 def _summed_kernel(
     x_ptr,
     weight_ptr,
@@ -57,11 +123,11 @@ def _summed_kernel(
     arrivals_ptr,
     num_tokens,
     num_segments,  # of a program
-    segment_inputs,
-    I: tl.constexpr,  # noqa: E741  (the legend's)
+    num_steps,
+    I: tl.constexpr,  # noqa: E741
     O: tl.constexpr,  # noqa: E741
-    SEGMENT: tl.constexpr,  # segment_inputs, which only the compiler knows to be a multiple
-    EVEN: tl.constexpr,  # segments are whole steps
+    SEGMENT: tl.constexpr,
+    EVEN: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -69,8 +135,6 @@ def _summed_kernel(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Numbers of segments and of their steps are read when it runs: a loop of one step, unrolled,
-    would be a product that begins with the sum before it, in place of zero."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     tiles_t = tl.cdiv(num_tokens, BLOCK_T)
@@ -82,44 +146,16 @@ def _summed_kernel(
     first_o = ((tile % in_group) // group_t) * BLOCK_O
     t = first_t + tl.arange(0, BLOCK_T)
     o = first_o + tl.arange(0, BLOCK_O)
-    i = tl.arange(0, BLOCK_I)
     t_in = (t < num_tokens)[:, None]
-    o_in = (o < O)[None, :]
-    # places in a tile have 32 bits: as pointers they would take twice the registers
-    x_ptr += first_t.to(tl.int64) * I
-    weight_ptr += first_o.to(tl.int64) * I
-    in_x = tl.arange(0, BLOCK_T)[:, None] * I + i[None, :]
-    in_weight = tl.arange(0, BLOCK_O)[None, :] * I + i[:, None]
-
-    total = tl.zeros((BLOCK_T, BLOCK_O), dtype=tl.float32)
-    one = total
-    two = total
-    four = total
-    for place in range(0, num_segments):
-        begin = (split * num_segments + place) * SEGMENT
-        total = tl.zeros((BLOCK_T, BLOCK_O), dtype=tl.float32)
-        for step in range(0, segment_inputs, BLOCK_I):
-            start = begin + step
-            if EVEN:
-                x = tl.load(x_ptr + start + in_x, mask=t_in, other=0.0)
-                weight = tl.load(weight_ptr + start + in_weight, mask=o_in, other=0.0)
-            else:
-                i_in = (step + i < SEGMENT) & (start + i < I)
-                x = tl.load(x_ptr + start + in_x, mask=t_in & i_in[None, :], other=0.0)
-                inside = o_in & i_in[:, None]
-                weight = tl.load(weight_ptr + start + in_weight, mask=inside, other=0.0)
-            if WIDEN:
-                x = x.to(tl.float32)
-                weight = weight.to(tl.float32)
-            total = tl.dot(x, weight, total, input_precision="ieee")
-        if bias_ptr is not None:
-            if begin == 0:
-                total += tl.load(bias_ptr + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
-        total, one, two, four = add_to_tree(total, one, two, four, place)
-
+    total = sum_of_segments(
+        x_ptr + first_t.to(tl.int64) * I, weight_ptr + first_o.to(tl.int64) * I, bias_ptr, t_in, o,
+        split * num_segments, num_segments, num_steps,
+        I, O, SEGMENT, EVEN, BLOCK_T, BLOCK_O, BLOCK_I, WIDEN,
+    )  # fmt: skip
     out_ptrs = out_ptr + t.to(tl.int64)[:, None] * O + o[None, :]
+    inside = t_in & (o < O)[None, :]
     if SPLITS == 1:
-        tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=t_in & o_in)
+        tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside)
     else:
         SIZE: tl.constexpr = BLOCK_T * BLOCK_O
         in_tile = tl.arange(0, BLOCK_T)[:, None] * BLOCK_O + tl.arange(0, BLOCK_O)[None, :]
@@ -130,10 +166,13 @@ def _summed_kernel(
         arrived = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel", scope="gpu")
         if arrived == SPLITS - 1:
             tl.store(arrivals_ptr + tile, 0)
+            one = total
+            two = total
+            four = total
             for other in tl.static_range(SPLITS):
                 total = tl.load(partial_ptrs + other * SIZE, cache_modifier=".cg")
                 total, one, two, four = add_to_tree(total, one, two, four, other)
-            tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=t_in & o_in)
+            tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def summed_matmul(
@@ -168,11 +207,11 @@ def summed_matmul(
         work.arrivals,
         num_tokens,
         num_segments // splits,
-        segment_inputs,
+        triton.cdiv(segment_inputs, tile.depth),
         I=num_in,
         O=num_out,
         SEGMENT=segment_inputs,
-        EVEN=segment_inputs % tile.depth == 0 and segment_inputs * num_segments == num_in,
+        EVEN=is_even(num_in, num_segments, tile),
         SPLITS=splits,
         BLOCK_T=tile.rows,
         BLOCK_O=tile.columns,
