@@ -18,7 +18,7 @@ from services.compute.kernels.routing import NOWHERE, HeldExperts, Routing
 from services.compute.kernels.step_buffers import NUM_TOKENS
 from services.compute.layers.cpu_linear import CpuLinears
 from services.compute.layers.eager_experts import run_experts
-from services.compute.layers.kernel_experts import ExpertProduct
+from services.compute.layers.kernel_experts import ExpertProduct, ExpertRoom
 from services.compute.layers.parts import Experts, GatedMLP
 from services.compute.layers.products import InvariantProduct, ProductByRows
 from services.compute.layers.scratch import Scratch
@@ -107,7 +107,9 @@ def test_experts_of_a_gpu_say_what_those_of_the_cpu_say(
         kept.rewind()
         out_TE.copy_(shared_TE)
         some_TE = out_TE[:count]
-        weighted = product(x_TE[:count].to(device), ours, some_TE, some_TE, scratch, kept)
+        weighted = product(
+            x_TE[:count].to(device), ours, some_TE, ExpertRoom(some_TE), scratch, kept
+        )
         if weighted is not None:
             combine_experts(weighted, some_TE)
     rounds_rows = (
@@ -145,7 +147,7 @@ def test_what_ranks_with_some_experts_make_adds_up(
             each.take(1, 1 << 18).fill_(torch.nan)
             each.rewind()
         out_TE = torch.empty(num_tokens, size, dtype=DTYPE, device=device)
-        weighted = product(x_TE.to(device), ours, None, out_TE, scratch, kept)
+        weighted = product(x_TE.to(device), ours, None, ExpertRoom(out_TE), scratch, kept)
         if weighted is not None:
             combine_experts(weighted, out_TE)
         sum_TE += out_TE.float().cpu()

@@ -136,7 +136,7 @@ def _add_norm_kernel(
     if delta_ptr is not None:
         if K > 0:
             delta = weighted_sum(
-                delta_ptr, row_weight_ptr, shared_ptr, gate_ptr, row, e, inside, E, K, False
+                delta_ptr, row_weight_ptr, shared_ptr, gate_ptr, row, e, inside, E, K, False, dtype
             )
             delta = delta.to(dtype).to(tl.float32)
         elif RANKS > 0:

@@ -29,7 +29,10 @@ class SharedRows(NamedTuple):
 
 
 class WeightedRows(NamedTuple):
-    """What its experts have made of each token, not yet added up; all are contiguous."""
+    """What its experts have made of each token, not yet added up; all are contiguous.
+
+    Where rows are of a wider dtype than the stream they are rounded when they are added.
+    """
 
     rows_RE: Tensor
     weights_TK: Tensor
@@ -38,11 +41,14 @@ class WeightedRows(NamedTuple):
 
 
 @triton.jit
-def add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E: tl.constexpr):
-    """The sum, with the token's row of the shared expert."""
+def add_shared(
+    sum_E, shared_ptr, gate_ptr, token, e, inside,
+    E: tl.constexpr, dtype: tl.constexpr = tl.float32,
+):  # fmt: skip
+    """The sum, with the token's row of the shared expert, rounded to the dtype."""
     if shared_ptr is not None:
         place = token.to(tl.int64) * E + e
-        shared = tl.load(shared_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        shared = tl.load(shared_ptr + place, mask=inside, other=0.0).to(dtype).to(tl.float32)
         if gate_ptr is not None:
             shared *= 1.0 / (1.0 + tl.exp(-tl.load(gate_ptr + token).to(tl.float32)))
         sum_E += shared
@@ -52,9 +58,9 @@ def add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E: tl.constexpr):
 @triton.jit
 def weighted_sum(
     row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside,
-    E: tl.constexpr, K: tl.constexpr, SPREAD: tl.constexpr,
+    E: tl.constexpr, K: tl.constexpr, SPREAD: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Of a token, in float32."""
+    """Of a token, in float32; its rows are rounded to the dtype first."""
     rows = row_ptr + token.to(tl.int64) * (K * E) + e
     sum_E = tl.zeros(e.shape, dtype=tl.float32)
     for rank in tl.static_range(K):
@@ -62,9 +68,9 @@ def weighted_sum(
         there = inside
         if SPREAD:
             there = tl.where(weight == 0.0, E, e) < E
-        row_E = tl.load(rows + rank * E, mask=there, other=0.0).to(tl.float32)
+        row_E = tl.load(rows + rank * E, mask=there, other=0.0).to(dtype).to(tl.float32)
         sum_E += row_E * weight
-    return add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E)
+    return add_shared(sum_E, shared_ptr, gate_ptr, token, e, inside, E, dtype)
 
 
 @triton.jit
@@ -79,7 +85,10 @@ def _combine_kernel(
     token = tl.program_id(0)
     e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     inside = e < E
-    sum_E = weighted_sum(row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside, E, K, SPREAD)
+    sum_E = weighted_sum(
+        row_ptr, weight_ptr, shared_ptr, gate_ptr, token, e, inside, E, K, SPREAD,
+        row_ptr.dtype.element_ty,
+    )  # fmt: skip
     place = token.to(tl.int64) * E + e
     tl.store(out_ptr + place, sum_E.to(out_ptr.dtype.element_ty), mask=inside)
 

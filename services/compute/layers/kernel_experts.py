@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ from services.compute.kernels.router_logits import (
 )
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
+from services.compute.kernels.summed_expert_matmul import summed_expert_down
+from services.compute.kernels.tree_sum import NUM_SEGMENTS
 from services.compute.layers.parts import Experts, Gating
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch
@@ -70,6 +72,13 @@ class Routes:
     weights_TK: Tensor  # float32
 
 
+class ExpertRoom(NamedTuple):
+    """Where a mixture leaves what it adds to the residual stream."""
+
+    own_TE: Tensor
+    pairs_RE: Tensor | None = None  # for rows of pairs that ranks add up; None: they are kept
+
+
 class ExpertProduct:
     """How a device runs mixtures; one object for all layers."""
 
@@ -81,14 +90,17 @@ class ExpertProduct:
         *,
         invariant: bool,
         pdl: bool,
+        num_segments: int = NUM_SEGMENTS,
     ) -> None:
         """`plain` makes the logits of routers; `step_counts` are `StepInputs`'; `invariant`: a
-        row's result does not depend on the number of rows."""
+        row's result does not depend on the number of rows, nor, where its weights are numbers, on
+        that of ranks, which have so many segments of an inner width each."""
         self._plain = plain
         self._choices = choices
         self._num_real = step_counts[NUM_TOKENS : NUM_TOKENS + 1]
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=step_counts.device)
         self._invariant = invariant
+        self._num_segments = num_segments
         self._takes_quantized = not invariant and fits_device(step_counts.device)
         self._pdl = pdl
 
@@ -97,12 +109,12 @@ class ExpertProduct:
         x_TE: Tensor,
         experts: Experts[AnyLinear],
         shared_TE: Tensor | None,
-        out_TE: Tensor,
+        out: ExpertRoom,
         scratch: Scratch,
         kept: Scratch,
     ) -> WeightedRows | None:
-        """As `StepContext.experts` says; `out_TE` may be the memory of `shared_TE`. What is
-        returned is not yet added up into `out_TE`, and lies there and in `kept`."""
+        """As `StepContext.experts` says; the room may be the memory of `shared_TE`. What is
+        returned is not yet added up into it, and lies there and in `kept`."""
         routes = self._routes(x_TE, experts, scratch, kept)
         shared = self._shared(x_TE, experts, shared_TE, scratch, kept)
         if experts.scales_input:
@@ -112,9 +124,12 @@ class ExpertProduct:
             x_TE = scaled_TE
         gate_up, _ = _stacks(experts)
         if way(len(x_TE), gate_up, x_TE.dtype, invariant=self._invariant) == "row":
-            self._by_row(x_TE, experts, routes, shared, out_TE, scratch)
+            self._by_row(x_TE, experts, routes, shared, out.own_TE, scratch)
             return None
-        rows_RE = self._by_tile(x_TE, experts, routes, scratch, kept)
+        rows_RE = out.pairs_RE
+        if rows_RE is None:
+            rows_RE = kept.take(routes.experts_TK.numel(), x_TE.shape[1])
+        self._by_tile(x_TE, experts, routes, scratch, rows_RE)
         return WeightedRows(rows_RE, routes.weights_TK, shared, experts.held is not None)
 
     def _routes(
@@ -201,9 +216,9 @@ class ExpertProduct:
         experts: Experts[AnyLinear],
         routes: Routes,
         scratch: Scratch,
-        kept: Scratch,
-    ) -> Tensor:
-        """Rows of pairs."""
+        rows_RE: Tensor,
+    ) -> None:
+        """Write rows of pairs."""
         gate_up, down = _stacks(experts)
         num_experts, num_pairs = experts.routing.num_experts, routes.experts_TK.numel()
         num_here = -(-num_pairs * experts.num_held // num_experts)  # about as many, of all pairs
@@ -214,9 +229,11 @@ class ExpertProduct:
             rows = block_rows(num_here, gate_up, x_TE.dtype, invariant=self._invariant)
         order = self._ordered(routes, experts, rows, scratch)
         inner = self._inner(value, gate_up, down, order, experts.gating, scratch)
-        rows_RE = kept.take(num_pairs, down.num_out)
-        self._down(inner, down, order, rows_RE)
-        return rows_RE
+        if self._invariant and isinstance(inner, Tensor) and isinstance(down.weight, Tensor):
+            num_segments = self._num_segments if experts.held is None else NUM_SEGMENTS
+            summed_expert_down(inner, down, order, rows_RE, num_segments)
+        else:
+            self._down(inner, down, order, rows_RE)
 
     def _row_form(self, stack: ExpertStack) -> RowForm | None:
         """How rows are quantized for these experts; None: not at all."""

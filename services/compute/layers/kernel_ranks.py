@@ -43,6 +43,15 @@ class KernelRanks(Protocol):
         """What is to be added, of what the part has written there; the next one begins."""
         ...
 
+    def pairs_room(self, num_tokens: int, num_pairs: int) -> Tensor | None:
+        """Memory [R, E] behind `room` for rows of pairs of a token and an expert, which ranks are
+        to add up before they are weighted; None: each rank weights its own."""
+        ...
+
+    def add_up_pairs(self, num_tokens: int, num_pairs: int) -> None:
+        """Replace what is in both rooms by the sums; the next part begins."""
+        ...
+
     def end(self) -> None:
         """All has been added, or, of a model that is not split, is left to another graph."""
         ...
@@ -77,6 +86,12 @@ class OneRank:
     def added_up(self, delta_TE: Tensor) -> Tensor:
         return delta_TE
 
+    def pairs_room(self, num_tokens: int, num_pairs: int) -> None:
+        return None
+
+    def add_up_pairs(self, num_tokens: int, num_pairs: int) -> None:
+        pass
+
     def end(self) -> None:
         pass
 
@@ -98,6 +113,11 @@ class RankSizes(NamedTuple):
     dtype: torch.dtype  # of summands
     max_samples: int
     logit_begins: tuple[int, ...]  # of each rank's part of the vocabulary, and their end
+    top_k: int = 0  # experts of a token whose rows are added up one by one
+
+    @property
+    def max_rows(self) -> int:
+        return self.max_tokens * (1 + self.top_k)
 
 
 class SplitRanks:
@@ -114,6 +134,7 @@ class SplitRanks:
         """The block has `num_bytes` of these sizes."""
         self._block = block
         self._begins = sizes.logit_begins
+        self._adds_pairs = sizes.top_k > 0
         rows, logits, words = self._shapes(sizes)
         self._turns = [block.take(rows, sizes.dtype) for _ in range(2)]
         self._turn = 0
@@ -133,7 +154,7 @@ class SplitRanks:
     def _shapes(sizes: RankSizes) -> tuple[tuple[int, int], tuple[int], tuple[int, int]]:
         begins = sizes.logit_begins
         widest = max(end - begin for begin, end in zip(begins, begins[1:], strict=False))
-        rows, logits = (sizes.max_tokens, sizes.width), (sizes.max_samples * widest,)
+        rows, logits = (sizes.max_rows, sizes.width), (sizes.max_samples * widest,)
         return rows, logits, (min(sizes.max_samples, MAX_PROGRAMS), 4)
 
     def begin(self) -> None:
@@ -149,6 +170,14 @@ class SplitRanks:
             return rows
         add_up(rows)
         return delta_TE
+
+    def pairs_room(self, num_tokens: int, num_pairs: int) -> Tensor | None:
+        own = self._turns[self._turn].own
+        return own[num_tokens : num_tokens + num_pairs] if self._adds_pairs else None
+
+    def add_up_pairs(self, num_tokens: int, num_pairs: int) -> None:
+        add_up(self._block.rows(self._turns[self._turn], num_tokens + num_pairs))
+        self._turn = 1 - self._turn
 
     def end(self) -> None:
         if self._turn:  # the last sum was of the tensor that the next pass begins with

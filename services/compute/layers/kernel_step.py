@@ -31,7 +31,7 @@ from services.compute.kernels.rank_rows import RankRows
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
-from services.compute.layers.kernel_experts import ExpertProduct
+from services.compute.layers.kernel_experts import ExpertProduct, ExpertRoom
 from services.compute.layers.kernel_latent import LatentStep, attend_latent
 from services.compute.layers.kernel_ranks import KernelRanks
 from services.compute.layers.parts import (
@@ -106,6 +106,7 @@ class KernelStep:
         self._caches = caches
         self._attention = attention
         self._weighted: WeightedRows | None = None  # what the last delta is made of, if not yet
+        self._is_whole = False  # all ranks' rows are in it
 
     def embed(self, embedding: Embedding) -> Hidden:
         stream, num_tokens = self._device.stream, self._num_tokens
@@ -139,6 +140,9 @@ class KernelStep:
         """Leave the sum to the launch of the next norm."""
         hidden.behind, hidden.scale = behind, scale
         hidden.delta_TE = delta_TE
+        if self._is_whole:
+            self._is_whole = False
+            return
         if self._device.ranks.is_split:
             self._combine(hidden)
         hidden.delta_TE = self._device.ranks.added_up(delta_TE)
@@ -209,12 +213,15 @@ class KernelStep:
         self, x_TE: Tensor, experts: Experts[AnyLinear], shared_TE: Tensor | None
     ) -> Tensor:
         """The tensor is to be added, and nothing else: its sum may come with that."""
-        device, out_TE = self._device, self._device.ranks.room(self._num_tokens)
+        device, num_tokens = self._device, self._num_tokens
+        ranks, num_pairs = device.ranks, num_tokens * experts.routing.top_k
+        room = ExpertRoom(ranks.room(num_tokens), ranks.pairs_room(num_tokens, num_pairs))
         device.kept.rewind()
-        self._weighted = device.experts(
-            x_TE, experts, shared_TE, out_TE, device.scratch, device.kept
-        )
-        return out_TE
+        self._weighted = device.experts(x_TE, experts, shared_TE, room, device.scratch, device.kept)
+        if room.pairs_RE is not None:
+            ranks.add_up_pairs(num_tokens, num_pairs)
+            self._is_whole = True
+        return room.own_TE
 
     def attend_latent(self, down_TC: Tensor, attention: LatentAttention[AnyLinear]) -> Tensor:
         device, cache = self._device, self._caches[attention.layer]

@@ -29,9 +29,10 @@ from services.compute.layers.kernel_step import (
     LayerCache,
     StreamBuffers,
 )
+from services.compute.layers.parts import Experts
 from services.compute.layers.products import Products
 from services.compute.layers.scratch import Scratch
-from services.compute.layers.weighted_layers import AnyLinear, SummedLinear
+from services.compute.layers.weighted_layers import AnyLinear, QuantizedLinear, SummedLinear
 from services.compute.models.decoder import Decoder
 
 
@@ -65,7 +66,8 @@ class KernelDecoder:
         begins = (*(part.start for part in vocabulary), shape.vocab_size)
         is_tree = any(isinstance(linear, SummedLinear) for linear in decoder.linears)
         summands = torch.float32 if is_tree else dtype  # of a tree only the top is rounded
-        rank_sizes = RankSizes(max_tokens, shape.hidden_size, summands, max_samples, begins)
+        top_k = max(map(_pairs_added, decoder.mixtures.values()), default=0) if is_tree else 0
+        rank_sizes = RankSizes(max_tokens, shape.hidden_size, summands, max_samples, begins, top_k)
         self._decoder = decoder
         self._device = KernelDevice(
             inputs=inputs,
@@ -157,6 +159,13 @@ class KernelDecoder:
             scale=scale,
             index_S=index_S,
         )
+
+
+def _pairs_added(experts: Experts[AnyLinear]) -> int:
+    """Rows of a token that ranks add up before they are weighted, as of one rank: of experts that
+    are numbers, and of which each rank has a part."""
+    is_part = experts.held is None and not isinstance(experts.down[0], QuantizedLinear)
+    return experts.routing.top_k if is_part else 0
 
 
 def _on(device: torch.device, tables: tuple[Tensor, Tensor]) -> RotaryTables:

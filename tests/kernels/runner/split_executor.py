@@ -50,7 +50,8 @@ class ThreadKernelRanks:
 
     def __init__(self, ranks: ThreadRanks, sizes: RankSizes, delta_TE: Tensor) -> None:
         self._ranks = ranks
-        self._delta_TE = torch.zeros_like(delta_TE, dtype=sizes.dtype)
+        self._delta_TE = torch.zeros(sizes.max_rows, sizes.width, dtype=sizes.dtype)
+        self._adds_pairs = sizes.top_k > 0
         begins = sizes.logit_begins
         self._draws_parts = not any(begin % 4 for begin in begins[:-1])
         self._begin = begins[ranks.rank]
@@ -67,6 +68,13 @@ class ThreadKernelRanks:
         assert delta_TE.data_ptr() == self._delta_TE.data_ptr()
         self._ranks.add_up(delta_TE)
         return delta_TE
+
+    def pairs_room(self, num_tokens: int, num_pairs: int) -> Tensor | None:
+        rows_RE = self._delta_TE[num_tokens : num_tokens + num_pairs]
+        return rows_RE if self._adds_pairs else None
+
+    def add_up_pairs(self, num_tokens: int, num_pairs: int) -> None:
+        self._ranks.add_up(self._delta_TE[: num_tokens + num_pairs])
 
     def end(self) -> None:
         pass

@@ -62,11 +62,18 @@ def load(folder: Path, device: torch.device, size: int) -> PackingRunner:
     return PackingRunner(SplitExecutor(folder, INVARIANT, device, size))
 
 
-@pytest.mark.parametrize("name", ["llama with biases"])
+CASES = [
+    ("gpt-oss", {"intermediate_size": 64}),
+    ("qwen2 moe", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 128}),
+]
+"""Biases, sinks, windows; experts with biases, and with a shared one, which is an MLP."""
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
 def test_one_two_and_four_ranks_have_the_same_logits(
-    name: str, device: torch.device, tmp_path: Path
+    name: str, changes: dict[str, object], device: torch.device, tmp_path: Path
 ) -> None:
-    save(name, tmp_path)
+    save(name, tmp_path, **changes)
     one, two, four = (logits(load(tmp_path, device, size)) for size in (1, 2, 4))
     assert torch.equal(one, two)
     assert torch.equal(one, four)

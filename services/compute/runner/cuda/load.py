@@ -32,7 +32,7 @@ from services.compute.layers.expert_link import (
 )
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.parts import Attention
-from services.compute.layers.weighted_layers import AnyLinear, KernelLinears
+from services.compute.layers.weighted_layers import AnyLinear, KernelLinears, check_segments
 from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter
 from services.compute.runner.cuda.compiling import compile_ahead
@@ -117,6 +117,7 @@ def _load(
     sizes = machine_sizes(loader)
     make_linear = KernelLinears(loader.dtype, _keeps_dense(loader), _num_segments(loader))
     decoder = loader.decoder(make_linear)
+    _check_experts(loader, decoder)
     if any(isinstance(mixer, Attention) and mixer.part is not None for mixer in decoder.mixers):
         raise ConfigError(
             "compute.tensor_parallel_size: this model has a norm over the queries of all heads, "
@@ -202,6 +203,15 @@ def _num_segments(loader: ModelLoader) -> int:
             f"of {NUM_SEGMENTS} segments, of which each rank has one at least; lower it."
         )
     return NUM_SEGMENTS // size
+
+
+def _check_experts(loader: ModelLoader, decoder: Decoder[AnyLinear]) -> None:
+    """Raise ConfigError where parts of experts are no whole segments."""
+    shape, num_segments = loader.config.shape.experts, _num_segments(loader)
+    if shape is None or not num_segments or loader.placement is not None:
+        return
+    for experts in decoder.mixtures.values():
+        check_segments(experts.down[0].num_in, shape.width, num_segments)
 
 
 def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits:

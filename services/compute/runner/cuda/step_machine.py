@@ -33,6 +33,7 @@ from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.step_deltas import apply_deltas
 from services.compute.kernels.step_input import unpack_step
+from services.compute.kernels.tree_sum import NUM_SEGMENTS
 from services.compute.layers.kernel_attention import (
     OVER_KEYS_AND_VALUES,
     OVER_LATENTS,
@@ -192,7 +193,10 @@ class StepMachine:
             QuantizedLinear: quantized,
         }
         experts = ExpertProduct(
-            plain, self.choices, self.inputs.counts, invariant=batch_invariant, pdl=pdl
+            *(plain, self.choices, self.inputs.counts),
+            invariant=batch_invariant,
+            pdl=pdl,
+            num_segments=NUM_SEGMENTS // ranks.size,
         )
         multiply = DeviceProducts(products, experts)
         self._decoder = KernelDecoder(
