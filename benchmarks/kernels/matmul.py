@@ -1,4 +1,5 @@
-"""The batch-invariant product beside cuBLAS, for the four linear maps of a layer.
+"""The batch-invariant products beside cuBLAS, for the four linear maps of a layer; for those that
+end a part also in eight segments, which is what they are made of.
 
 Predicted on an H200: up to 64 tokens the weight's bytes at 2 to 3 TB/s for qkv, out and down (48 to
 96 programs stream it, where cuBLAS splits K) and at 3.5 TB/s for gate and up; at 256 tokens between
@@ -17,6 +18,9 @@ import torch.nn.functional as F
 
 from benchmarks.kernels.case import CALLS_PER_GRAPH, Case
 from services.compute.kernels.matmul import matmul
+from services.compute.kernels.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.summed_matmul import summed_matmul
+from services.compute.kernels.tree_sum import NUM_SEGMENTS
 
 LINEARS = {
     "1B qkv": (2048, 3072),
@@ -29,12 +33,14 @@ LINEARS = {
     "8B down": (14336, 4096),
 }
 """Columns in and out."""
+ENDS = ("out", "down")
 TOKENS = (1, 64, 256, 2048)
 COLD_BYTES = 200e6  # of weights in turn: four times the L2 cache
 
 
 def cases() -> Iterator[Case]:
     """Ours, then torch's, for each map and size."""
+    work = SkinnyWork.make(max(num_out for _, num_out in LINEARS.values()), torch.device("cuda"))
     for name, (num_in, num_out) in LINEARS.items():
         num_sets = min(max(int(COLD_BYTES / (2 * num_in * num_out)), 2), CALLS_PER_GRAPH)
         weights = [_random(num_out, num_in) for _ in range(num_sets)]
@@ -45,6 +51,11 @@ def cases() -> Iterator[Case]:
             ours: list[Callable[[], None]] = [partial(matmul, x, w, None, out) for w in weights]
             theirs = [partial(_linear, x, w) for w in weights]
             yield Case(f"matmul {name} T={tokens}", ours, num_bytes, flops)
+            if name.endswith(ENDS):
+                summed: list[Callable[[], None]] = [
+                    partial(summed_matmul, x, w, None, out, NUM_SEGMENTS, work) for w in weights
+                ]
+                yield Case(f"summed_matmul {name} T={tokens}", summed, num_bytes, flops)
             yield Case(f"F.linear {name} T={tokens}", theirs, num_bytes, flops)
 
 

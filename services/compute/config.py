@@ -128,7 +128,9 @@ class ComputeSettings(Settings):
         '"num_speculative_tokens": 4}',
     )
     batch_invariant: bool = Field(
-        False, description="on a GPU: the same text whatever else runs, at a price in speed"
+        False,
+        description="on GPUs: the same text whatever else runs and however many ranks there are, at "
+        "a price in speed",
     )
     num_threads: int = Field(
         0, description="torch threads on the CPU (default: by model size, at most cores - 1)"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.add_norm import add_norm, add_norm_reference
+from services.compute.kernels.combine_experts import WeightedRows
 from services.compute.kernels.rank_rows import (
     MAX_PROGRAMS,
     RankMemory,
@@ -71,6 +72,17 @@ def test_a_norm_takes_the_sum_of_all_ranks_rows(rank: int, size: int, device: to
     torch.testing.assert_close(out_TE, expected)
     for pads_PR in ranks.pads:  # a program for each row was announced to every rank
         assert pads_PR[:4, rank].tolist() == [1, 1, 1, EARLY if pads_PR is ranks.pads[rank] else 0]
+
+
+def test_summands_in_float32_are_rounded_where_they_are_added(device: torch.device) -> None:
+    """As a whole, too, which many rows and experts' rows are by then."""
+    ranks, norm = Ranks(1, 4, device), Norm(torch.ones(96, device=device), 1e-5)
+    parts, x_TE = ranks.random(3, 96), random((3, 96), seed=9).bfloat16().to(device)
+    whole, out_TE = rank_sum_reference(parts), torch.empty_like(x_TE)
+    for delta in (ranks.rows(parts), whole, WeightedRows(whole, torch.ones(3, 1, device=device))):
+        found_TE = x_TE.clone()
+        add_norm(found_TE, delta, norm, out_TE)
+        assert torch.equal(found_TE, x_TE + whole.bfloat16())
 
 
 @pytest.mark.parametrize(("rank", "size"), ONE_OF)
