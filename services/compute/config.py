@@ -129,8 +129,8 @@ class ComputeSettings(Settings):
     )
     batch_invariant: bool = Field(
         False,
-        description="on GPUs: the same text whatever else runs and however many ranks there are, at "
-        "a price in speed",
+        description="on GPUs: the same text whatever else runs, on one, two or four of them, at a "
+        "price in speed",
     )
     num_threads: int = Field(
         0, description="torch threads on the CPU (default: by model size, at most cores - 1)"

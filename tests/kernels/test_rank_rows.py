@@ -77,12 +77,12 @@ def test_a_norm_takes_the_sum_of_all_ranks_rows(rank: int, size: int, device: to
 def test_summands_in_float32_are_rounded_where_they_are_added(device: torch.device) -> None:
     """As a whole, too, which many rows and experts' rows are by then."""
     ranks, norm = Ranks(1, 4, device), Norm(torch.ones(96, device=device), 1e-5)
-    parts, x_TE = ranks.random(3, 96), random((3, 96), seed=9).bfloat16().to(device)
+    parts, x_TE = ranks.random(3, 96), random((3, 96), seed=9).half().to(device)
     whole, out_TE = rank_sum_reference(parts), torch.empty_like(x_TE)
     for delta in (ranks.rows(parts), whole, WeightedRows(whole, torch.ones(3, 1, device=device))):
         found_TE = x_TE.clone()
         add_norm(found_TE, delta, norm, out_TE)
-        assert torch.equal(found_TE, x_TE + whole.bfloat16())
+        assert torch.equal(found_TE, x_TE + whole.half())
 
 
 @pytest.mark.parametrize(("rank", "size"), ONE_OF)
