@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -84,6 +84,18 @@ def packed_of(kind: str, weight_OI: Tensor, device: torch.device) -> Weight:
     return replace(packed, scales_OG=packed.scales_OG * 4).with_adjacent_rows()
 
 
+class Maps(NamedTuple):
+    """Makes the maps of a dense model."""
+
+    make: Callable[[Tensor, Tensor | None], AnyLinear]
+
+    def __call__(self, weight: Tensor, bias_O: Tensor | None) -> AnyLinear:
+        return self.make(weight, bias_O)
+
+    def summed(self, weight: Tensor, bias_O: Tensor | None, num_inputs: int) -> AnyLinear:
+        return self.make(weight, bias_O)
+
+
 def decoders_of(
     mix: Sequence[str], device: torch.device
 ) -> tuple[Decoder[AnyLinear], Decoder[AnyLinear]]:
@@ -101,8 +113,8 @@ def decoders_of(
         return Linear(first.dense(DTYPE) if isinstance(first, Packed) else first, bias_O)
 
     weights = DummyWeights(DTYPE, device)
-    mixed = read_config(RAW).build(weights, as_mixed)
-    dense = read_config(RAW).build(DummyWeights(DTYPE, device), as_dense)
+    mixed = read_config(RAW).build(weights, Maps(as_mixed))
+    dense = read_config(RAW).build(DummyWeights(DTYPE, device), Maps(as_dense))
     return mixed, replace(dense, embedding=mixed.embedding)
 
 

@@ -94,7 +94,7 @@ class ExpertProduct:
     ) -> None:
         """`plain` makes the logits of routers; `step_counts` are `StepInputs`'; `invariant`: a
         row's result does not depend on the number of rows, nor, where its weights are numbers, on
-        that of ranks, which have so many segments of an inner width each."""
+        that of ranks, which have so many segments of an inner width each, or whole experts."""
         self._plain = plain
         self._choices = choices
         self._num_real = step_counts[NUM_TOKENS : NUM_TOKENS + 1]
@@ -115,7 +115,7 @@ class ExpertProduct:
     ) -> WeightedRows | None:
         """As `StepContext.experts` says; the room may be the memory of `shared_TE`. What is
         returned is not yet added up into it, and lies there and in `kept`."""
-        routes = self._routes(x_TE, experts, scratch, kept)
+        routes = self._routes(x_TE, experts, scratch, kept, all_weights=out.pairs_RE is not None)
         shared = self._shared(x_TE, experts, shared_TE, scratch, kept)
         if experts.scales_input:
             scaled_TE = scratch.take(*x_TE.shape)
@@ -127,14 +127,25 @@ class ExpertProduct:
             self._by_row(x_TE, experts, routes, shared, out.own_TE, scratch)
             return None
         rows_RE = out.pairs_RE
+        is_spread = experts.held is not None
         if rows_RE is None:
             rows_RE = kept.take(routes.experts_TK.numel(), x_TE.shape[1])
+        elif is_spread:
+            rows_RE.zero_()  # those of experts that are elsewhere are not written
+            is_spread = False
         self._by_tile(x_TE, experts, routes, scratch, rows_RE)
-        return WeightedRows(rows_RE, routes.weights_TK, shared, experts.held is not None)
+        return WeightedRows(rows_RE, routes.weights_TK, shared, is_spread)
 
     def _routes(
-        self, x_TE: Tensor, experts: Experts[AnyLinear], scratch: Scratch, kept: Scratch
+        self,
+        x_TE: Tensor,
+        experts: Experts[AnyLinear],
+        scratch: Scratch,
+        kept: Scratch,
+        *,
+        all_weights: bool,
     ) -> Routes:
+        """`all_weights`: those of experts that are elsewhere are not zero."""
         num_tokens, routing, bias_X = len(x_TE), experts.routing, experts.choice_bias_X
         weights_TK = kept.take_as(torch.float32, num_tokens, routing.top_k)
         experts_TK = scratch.take_as(torch.int32, num_tokens, routing.top_k)
@@ -151,6 +162,9 @@ class ExpertProduct:
         else:
             logits = self._router_logits(x_TE, linear, scratch)
             route_rows(logits, *routes, counting=counting, held=experts.held, pdl=self._pdl)
+            if all_weights and experts.held is not None:
+                numbers_TK = scratch.take_as(torch.int32, num_tokens, routing.top_k)
+                route_rows(logits, routing, bias_X, weights_TK, numbers_TK, pdl=self._pdl)
         return Routes(experts_TK, weights_TK)
 
     def _router_logits(self, x_TE: Tensor, linear: Linear, scratch: Scratch) -> Logits:

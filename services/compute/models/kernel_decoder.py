@@ -163,9 +163,8 @@ class KernelDecoder:
 
 def _pairs_added(experts: Experts[AnyLinear]) -> int:
     """Rows of a token that ranks add up before they are weighted, as of one rank: of experts that
-    are numbers, and of which each rank has a part."""
-    is_part = experts.held is None and not isinstance(experts.down[0], QuantizedLinear)
-    return experts.routing.top_k if is_part else 0
+    are numbers."""
+    return 0 if isinstance(experts.down[0], QuantizedLinear) else experts.routing.top_k
 
 
 def _on(device: torch.device, tables: tuple[Tensor, Tensor]) -> RotaryTables:
