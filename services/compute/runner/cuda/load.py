@@ -32,7 +32,12 @@ from services.compute.layers.expert_link import (
 )
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.parts import Attention
-from services.compute.layers.weighted_layers import AnyLinear, KernelLinears, check_segments
+from services.compute.layers.weighted_layers import (
+    AnyLinear,
+    KernelLinears,
+    Linear,
+    check_segments,
+)
 from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter
 from services.compute.runner.cuda.compiling import compile_ahead
@@ -206,12 +211,14 @@ def _num_segments(loader: ModelLoader) -> int:
 
 
 def _check_experts(loader: ModelLoader, decoder: Decoder[AnyLinear]) -> None:
-    """Raise ConfigError where parts of experts are no whole segments."""
+    """Raise ConfigError where parts of experts that are numbers are no whole segments."""
     shape, num_segments = loader.config.shape.experts, _num_segments(loader)
     if shape is None or not num_segments or loader.placement is not None:
         return
     for experts in decoder.mixtures.values():
-        check_segments(experts.down[0].num_in, shape.width, num_segments)
+        (down,) = experts.down
+        if isinstance(down, Linear):
+            check_segments(down.num_in, shape.width, num_segments)
 
 
 def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits:
