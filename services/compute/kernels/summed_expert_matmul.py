@@ -20,7 +20,7 @@ from services.compute.kernels.sort_experts import ExpertOrder, tile_rows
 from services.compute.kernels.summed_matmul import is_even, sum_of_segments, tile_of
 
 
-@triton.jit(do_not_specialize=["num_tiles", "num_segments", "num_steps"])
+@triton.jit(do_not_specialize=["num_tiles", "num_steps"])
 def _summed_expert_kernel(
     x_ptr,
     weight_ptr,
@@ -29,7 +29,6 @@ def _summed_expert_kernel(
     order_ptr,
     tile_ptr,
     num_tiles,
-    num_segments,
     num_steps,
     I: tl.constexpr,  # noqa: E741  (the legend's)
     O: tl.constexpr,  # noqa: E741
@@ -54,7 +53,7 @@ def _summed_expert_kernel(
         t_in = is_row_T[:, None]
         total = sum_of_segments(
             x_ptr + first.to(tl.int64) * I, weight_ptr + (expert * O + first_o) * I,
-            expert_bias_ptr, t_in, o, 0, num_segments, num_steps,
+            expert_bias_ptr, t_in, o, 0, num_steps,
             I, O, SEGMENT, EVEN, BLOCK_T, BLOCK_O, BLOCK_I, WIDEN,
         )  # fmt: skip
         out_ptrs = out_ptr + out_row_T.to(tl.int64)[:, None] * O + o[None, :]
@@ -81,8 +80,7 @@ def summed_expert_down(
         order.order_R,
         order.tiles_3N,
         num_tiles,
-        num_segments,
-        triton.cdiv(segment_inputs, tile.depth),
+        num_segments * triton.cdiv(segment_inputs, tile.depth),
         I=num_in,
         O=num_out,
         SEGMENT=segment_inputs,

@@ -44,10 +44,10 @@ def is_even(num_in: int, num_segments: int, tile: Tile) -> bool:
     return num_in % (num_segments * tile.depth) == 0
 
 
-def splits_of(num_tiles: int, num_segments: int, room: int) -> int:
-    """Programs that share a tile, where partial sums have room for so many."""
+def splits_of(num_tiles: int, num_segments: int, most: int) -> int:
+    """Programs that share a tile, so that there are at most so many."""
     splits = 1
-    while splits < num_segments and 2 * splits * num_tiles <= min(PROGRAMS, room):
+    while splits < num_segments and 2 * splits * num_tiles <= most:
         splits *= 2
     return splits
 
@@ -60,8 +60,7 @@ def sum_of_segments(
     t_in,
     o,
     first_segment,
-    num_segments,
-    num_steps,  # of a segment
+    num_steps,  # of all segments
     I: tl.constexpr,  # noqa: E741  (the legend's)
     O: tl.constexpr,  # noqa: E741
     SEGMENT: tl.constexpr,  # inputs of one
@@ -71,12 +70,13 @@ def sum_of_segments(
     BLOCK_I: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """The tree's sum over so many segments, [T, O].
+    """The tree's sum over the segments of so many steps, [T, O].
 
-    All steps are one loop, so that loads of the next segment are on their way while one ends. Their
-    numbers are read when it runs: a loop of one step, unrolled, would be a product that begins with
-    the sum before it, in place of zero.
+    All are one loop, so that loads of the next segment are on their way while one ends. How many
+    there are is read when it runs: a loop of one step, unrolled, would be a product that begins
+    with the sum before it, in place of zero.
     """
+    STEPS: tl.constexpr = (SEGMENT + BLOCK_I - 1) // BLOCK_I
     i = tl.arange(0, BLOCK_I)
     o_in = (o < O)[None, :]
     # places in a tile have 32 bits: as pointers they would take twice the registers
@@ -86,9 +86,9 @@ def sum_of_segments(
     one = total
     two = total
     four = total
-    for index in range(0, num_segments * num_steps):
-        place = index // num_steps
-        step = (index % num_steps) * BLOCK_I
+    for index in range(0, num_steps):
+        place = index // STEPS
+        step = (index % STEPS) * BLOCK_I
         start = (first_segment + place) * SEGMENT + step
         if EVEN:
             x = tl.load(x_ptr + start + in_x, mask=t_in, other=0.0)
@@ -102,18 +102,18 @@ def sum_of_segments(
             x = x.to(tl.float32)
             weight = weight.to(tl.float32)
         total = tl.dot(x, weight, total, input_precision="ieee")
-        if index % num_steps == num_steps - 1:
+        if index % STEPS == STEPS - 1:
             if bias_ptr is not None:
                 if first_segment + place == 0:
                     bias_O = tl.load(bias_ptr + o, mask=o < O, other=0.0)
                     total += bias_O.to(tl.float32)[None, :]
             total, one, two, four = add_to_tree(total, one, two, four, place)
-            if place < num_segments - 1:
+            if index < num_steps - 1:
                 total = tl.zeros((BLOCK_T, BLOCK_O), dtype=tl.float32)
     return total
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_segments", "num_steps"])
+@triton.jit(do_not_specialize=["num_tokens", "num_steps"])
 def _summed_kernel(
     x_ptr,
     weight_ptr,
@@ -122,12 +122,12 @@ def _summed_kernel(
     partial_ptr,
     arrivals_ptr,
     num_tokens,
-    num_segments,  # of a program
-    num_steps,
+    num_steps,  # of a program
     I: tl.constexpr,  # noqa: E741
     O: tl.constexpr,  # noqa: E741
     SEGMENT: tl.constexpr,
     EVEN: tl.constexpr,
+    SEGMENTS: tl.constexpr,  # of a program
     SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -149,7 +149,7 @@ def _summed_kernel(
     t_in = (t < num_tokens)[:, None]
     total = sum_of_segments(
         x_ptr + first_t.to(tl.int64) * I, weight_ptr + first_o.to(tl.int64) * I, bias_ptr, t_in, o,
-        split * num_segments, num_segments, num_steps,
+        split * SEGMENTS, num_steps,
         I, O, SEGMENT, EVEN, BLOCK_T, BLOCK_O, BLOCK_I, WIDEN,
     )  # fmt: skip
     out_ptrs = out_ptr + t.to(tl.int64)[:, None] * O + o[None, :]
@@ -197,7 +197,7 @@ def summed_matmul(
     tile = tile or tile_of(segment_inputs, x_TI.dtype)
     tiles = triton.cdiv(num_tokens, tile.rows) * triton.cdiv(num_out, tile.columns)
     room = min(work.partial.numel() // (tile.rows * tile.columns), work.arrivals.numel())
-    splits = splits or splits_of(tiles, num_segments, room)
+    splits = splits or splits_of(tiles, num_segments, min(PROGRAMS, room))
     _summed_kernel[(tiles, splits)](
         x_TI,
         weight_OI,
@@ -206,12 +206,12 @@ def summed_matmul(
         work.partial,
         work.arrivals,
         num_tokens,
-        num_segments // splits,
-        triton.cdiv(segment_inputs, tile.depth),
+        num_segments // splits * triton.cdiv(segment_inputs, tile.depth),
         I=num_in,
         O=num_out,
         SEGMENT=segment_inputs,
         EVEN=is_even(num_in, num_segments, tile),
+        SEGMENTS=num_segments // splits,
         SPLITS=splits,
         BLOCK_T=tile.rows,
         BLOCK_O=tile.columns,
