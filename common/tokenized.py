@@ -21,7 +21,8 @@ PROMPT_TAIL = 8
 class ExpectedAnswer:
     """What is known about the answer in advance: its grammar, and the formats to parse it by.
 
-    `reasoning_open` means that the prompt ends inside the reasoning. `parameter_kinds` are packed.
+    `reasoning_open` means that the prompt ends inside the reasoning. `parameter_kinds` are packed,
+    and so are the ids of what the client predicts.
     """
 
     grammar_spec: GrammarSpec | None = None
@@ -29,6 +30,7 @@ class ExpectedAnswer:
     reasoning_format: str = ""
     reasoning_open: bool = False
     parameter_kinds: bytes = b""
+    prediction_ids: bytes = b""
 
 
 def generate_messages(
@@ -81,6 +83,7 @@ def generate_messages(
             traceparent=traceparent,
             pooling=message.pooling,
             client=message.client,
+            prediction_ids=answer.prediction_ids,
         )
         for offset, num_choices in runs
     ]

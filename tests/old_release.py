@@ -17,6 +17,7 @@ from common.link import codec
 from common.link.shapes import Shapes
 from common.messages.address import Address
 from common.messages.control import Load, ModelCard, StepReport, WorkerAlive
+from common.messages.failure import Usage
 from common.messages.generate import Generate
 from common.messages.previous import OLD_FORMS, OldForm, WorkerAlive6, kept
 from common.messages.tokenize import Tokenize, TokenizeQuery
@@ -42,12 +43,13 @@ def refuse_others(alive: WorkerAlive6) -> Any:
 
 NEW_FIELDS: dict[type, tuple[str, ...]] = {
     DetokenizeQuery: ("vocab_size",),
-    Generate: ("client",),
+    Generate: ("client", "prediction_ids"),
     ModelCard: ("vocabulary", "loading"),
-    Tokenize: ("client",),
+    Tokenize: ("client", "prediction"),
     Load: ("signals",),
     StepReport: ("num_draft_tokens", "num_accepted_tokens"),
     TokenizeQuery: ("limits",),
+    Usage: ("accepted_tokens", "rejected_tokens"),
     WorkerAlive: ("trouble", "experts"),
 }
 """At the end of records, with defaults: no difference to a reader, but this release had none."""

@@ -33,11 +33,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that one attempt used; `cached_tokens` of the prompt came from the prefix tree."""
+    """Tokens that one attempt used; `cached_tokens` of the prompt came from the prefix tree.
+
+    Of the drafts that were computed, `accepted_tokens` are in the answer and `rejected_tokens` not.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from common.messages.address import Address, AttemptId
-from common.messages.arrays import Int32s, PackedInt32s, require_choices
+from common.messages.arrays import Int32s, PackedInt32s, require, require_choices
 from common.messages.control import Abort, RouterAlive
 from common.messages.queries import InspectionQuery, TimelineQuery
 from common.messages.sampling import SamplingParams
@@ -55,6 +55,7 @@ class Generate:
     kept apart from the prompt so that noise, penalties and limits count from the request's start.
     `header` is a packed `StreamHeader`, handed on unread. With `pooling` nothing is generated: the
     prompt's embedding is the answer. `client` is who asks, so that none takes another's turn.
+    `prediction_ids`, packed int32, are what the answer is expected to repeat, to draft from.
     """
 
     TAG: ClassVar[str] = "generate"
@@ -72,8 +73,10 @@ class Generate:
     traceparent: str = ""
     pooling: bool = False
     client: str = ""
+    prediction_ids: bytes = b""  # no column: the release before would not pass over it
 
     def check(self) -> None:
+        require(len(self.prediction_ids) % 4 == 0, "prediction_ids are no 32-bit integers")
         require_choices(self.num_choices, self.first_choice)
 
 

@@ -134,7 +134,8 @@ class Tokenize:
     `num_choices` attempts start at `attempt.counter`. `output_ids` and `accepted_characters` are
     a retry's journal and empty at first. Times are Unix seconds, fixed at admission. A prompt of
     more than `truncate_to` tokens (if that is not 0) is cut at its `truncate_side`.
-    With `pooling` the answer is the prompt's embedding.
+    With `pooling` the answer is the prompt's embedding. `prediction` is what the answer is expected
+    to repeat, to draft from.
     """
 
     TAG: ClassVar[str] = "tokenize"
@@ -158,6 +159,7 @@ class Tokenize:
     truncate_side: Literal["left", "right"] = "left"
     pooling: bool = False
     client: str = ""
+    prediction: str = ""
 
     def check(self) -> None:
         require_choices(self.num_choices, self.first_choice)

@@ -57,8 +57,8 @@ class SlotDelta:
     `stop_ids` end the sequence (EOS unless ignored, stop tokens); they are masked while the output
     index is below `sampling.min_tokens`. `prompt_ids` and `output_ids` (produced before: a retry, a
     preemption) are there only where a penalty needs them, or a `grammar_spec` the outputs, or where
-    with `drafts` the next tokens are guessed from them. `choice` goes into the noise beside the
-    seed.
+    with `drafts` the next tokens are guessed from them and from `prediction_ids`. `choice` goes
+    into the noise beside the seed.
     """
 
     slot: int
@@ -69,6 +69,7 @@ class SlotDelta:
     prompt_ids: Int32Array = field(default_factory=lambda: NO_IDS)
     output_ids: Int32Array = field(default_factory=lambda: NO_IDS)
     drafts: bool = False
+    prediction_ids: Int32Array = field(default_factory=lambda: NO_IDS)
 
     def without_settings(self) -> SlotDelta:
         plain = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
@@ -218,7 +219,7 @@ class StepResult:
 
     Of a step with drafts, num_offered[s] says how many the device had of those that it might put
     behind sample s. Of any step of a device that drafts, num_found[s] says how many it has for the
-    next.
+    next, and found_by[s] which of `speculative.ngram.DRAFTERS` they are from.
     """
 
     step_id: int
@@ -233,3 +234,4 @@ class StepResult:
     embeddings: dict[int, Float32Array] = field(default_factory=dict)  # by row: [E]
     num_offered: Int32Array = field(default_factory=lambda: NO_IDS)  # [S]; empty: none
     num_found: Int32Array = field(default_factory=lambda: NO_IDS)  # [S]; empty: it does not draft
+    found_by: Int32Array = field(default_factory=lambda: NO_IDS)  # [S], as num_found

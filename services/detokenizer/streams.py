@@ -205,8 +205,7 @@ class Streams:
             prompt_ids = array("i", stream.header.prompt_ids)
             text.open(usage.prompt_tokens, usage.cached_tokens, prompt_ids)
         if chunk.stop is not None:
-            completion_tokens = row.first_index + chunk.num_ids
-            usage = Usage(usage.prompt_tokens, usage.cached_tokens, completion_tokens)
+            usage = replace(usage, completion_tokens=row.first_index + chunk.num_ids)
             ending = _stopped(chunk, usage)
         elif chunk.num_calls or chunk.reasoning_tokens:
             ending = replace(

@@ -186,12 +186,12 @@ class AnswerParts:
 class UsageTally:
     """The usage of one response: a prompt counts once, however many choices continue it."""
 
-    __slots__ = ("_completion", "_choices_per_prompt", "_prompts")
+    __slots__ = ("_accepted", "_choices_per_prompt", "_completion", "_prompts", "_rejected")
 
     def __init__(self, choices_per_prompt: int) -> None:
         self._choices_per_prompt = choices_per_prompt
         self._prompts: dict[int, Usage] = {}
-        self._completion = 0
+        self._completion = self._accepted = self._rejected = 0
 
     def add(self, choice: int, usage: Usage) -> None:
         """Add the usage of one choice."""
@@ -201,6 +201,8 @@ class UsageTally:
         if known is None or usage.cached_tokens < known.cached_tokens:
             self._prompts[prompt] = usage
         self._completion += usage.completion_tokens
+        self._accepted += usage.accepted_tokens
+        self._rejected += usage.rejected_tokens
 
     def total(self) -> Usage:
         prompts = self._prompts.values()
@@ -208,6 +210,8 @@ class UsageTally:
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
             cached_tokens=sum(usage.cached_tokens for usage in prompts),
             completion_tokens=self._completion,
+            accepted_tokens=self._accepted,
+            rejected_tokens=self._rejected,
         )
 
 

@@ -277,6 +277,7 @@ class Dispatch:
                 truncate_side=request.truncate_side,
                 pooling=request.pooling,
                 client=inflight.caller.client.name,
+                prediction=request.prediction,
             )
             inflight.messages.append(message)
             choices = inflight.choices[number * count : (number + 1) * count]

@@ -42,6 +42,7 @@ class GenerateRequest:
     its `truncate_side`; 0 means never, `TRUNCATE_TO_FIT` as many as the model takes. With `pooling`
     the answer is the prompt's embedding. `first_prompt` is the index of the first prompt in the
     client's request, where that was cut into several parts. After `timeout_s` it ends; 0 is never.
+    `prediction` is what the answers are expected to repeat, to draft from.
     """
 
     model: str
@@ -63,6 +64,7 @@ class GenerateRequest:
     pooling: bool = False
     first_prompt: int = 0
     timeout_s: float = 0.0
+    prediction: str = ""
 
     @property
     def num_all_choices(self) -> int:

@@ -51,13 +51,18 @@ def error_event(failure: Failure) -> bytes:
 
 
 def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """Build OpenAI's `usage`; tokens of reasoning are among those of the completion."""
+    """Build OpenAI's `usage`; tokens of reasoning are among those of the completion, and drafts
+    that were right, too."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.rejected_tokens,
+        },
     }
 
 

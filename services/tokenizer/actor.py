@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -32,7 +33,7 @@ from common.telemetry import log, trace
 from common.telemetry.span_ring import SpanRing, timeline_part
 from common.tokenized import generate_messages
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.jobs import Job, Outcome, TextBound, size_of
+from services.tokenizer.jobs import Job, Outcome, TextBound
 from services.tokenizer.pool import Pool
 from services.tokenizer.requests import (
     PendingRequest,
@@ -40,7 +41,9 @@ from services.tokenizer.requests import (
     check_ids,
     check_prompt_len,
     check_rules,
+    predicted_text,
     resolve_max_tokens,
+    size_of_request,
     text_bound,
     truncated,
 )
@@ -135,7 +138,7 @@ class TokenizerActor(Worker):
         self.beat(now_s)
 
     def _take(self, message: Tokenize | TokenizeQuery, now_s: float) -> None:
-        size = size_of(message.prompt)
+        size = size_of_request(message)
         request = PendingRequest(message, size, began_s=now_s)
         first = request.first
         request.span = trace.tracer().start_span(
@@ -161,7 +164,8 @@ class TokenizerActor(Worker):
         if isinstance(prompt, TextPrompt):
             prompt = replace(prompt, text=bound.cut(prompt.text))
         if isinstance(message, Tokenize):
-            job = Job(prompt, message.admitted_at_s, rules=message.rules, bound=bound)
+            predicted = predicted_text(message, self._settings.max_chars_per_token)
+            job = Job(prompt, message.admitted_at_s, False, message.rules, bound, predicted)
         else:
             job = Job(prompt, time.time(), message.return_token_strs, bound=bound)
         done = partial(self._done, request)
@@ -175,7 +179,9 @@ class TokenizerActor(Worker):
     ) -> Failure | None:
         if size > self._settings.max_prompt_bytes:
             field, most = message.prompt_field, self._settings.max_prompt_bytes
-            too_large = f"{field} is {size} bytes; at most {most} are accepted"
+            predicts = isinstance(message, Tokenize) and message.prediction
+            what = f"{field} and prediction are" if predicts else f"{field} is"
+            too_large = f"{what} {size} bytes; at most {most} are accepted"
             return Failure(413, "prompt_too_large", too_large, field)
         failure = None
         if isinstance(message.prompt, TextPrompt):
@@ -196,6 +202,8 @@ class TokenizerActor(Worker):
                 ids = truncated(outcome.ids, message.truncate_to, message.truncate_side)
                 outcome = replace(outcome, ids=ids)
             failure = check_ids(outcome.ids, vocab_size, message.prompt_field)
+            if predicted := array("i", outcome.answer.prediction_ids):
+                failure = failure or check_ids(predicted, vocab_size, "prediction")
         if failure is not None:
             self._fail(request, failure)
         elif isinstance(message, Tokenize):

@@ -68,7 +68,7 @@ class TextBound:
 class Job:
     """A prompt to tokenize, as of Unix time `now_s`; `want_strs` asks for the tokens' texts.
 
-    `rules` are the constraints on the answer.
+    `rules` are the constraints on the answer, `prediction` is what it is expected to repeat.
     """
 
     prompt: PromptSource
@@ -76,6 +76,12 @@ class Job:
     want_strs: bool = False
     rules: OutputRules = OutputRules()
     bound: TextBound = TextBound()
+    prediction: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its texts."""
+        return size_of(self.prompt) + size_of(TextPrompt(self.prediction))
 
     @property
     def is_confined(self) -> bool:

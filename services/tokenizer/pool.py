@@ -28,7 +28,7 @@ from common.messages.failure import Failure
 from common.messages.tokenize import OutputRules
 from common.telemetry import log
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.jobs import Job, Outcome, size_of, unpack_outcome
+from services.tokenizer.jobs import Job, Outcome, unpack_outcome
 
 # A prompt of this size takes 17 ms (3.8 MB/s, byte-level BPE of 20,000 tokens); prompts from here
 # on leave one process to the others.
@@ -140,7 +140,7 @@ class Pool:
             job=job,
             done=done,
             timeout_s=timeout_s,
-            is_large=size_of(job.prompt) >= LARGE_PROMPT_BYTES,
+            is_large=job.size >= LARGE_PROMPT_BYTES,
             deadline_s=self._clock() + timeout_s,
             attempts=() if attempt is None else (attempt,),
             traceparents=() if attempt is None else (traceparent,),

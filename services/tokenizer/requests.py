@@ -17,8 +17,14 @@ from common.messages.address import AttemptId
 from common.messages.arrays import int64s
 from common.messages.failure import TOO_LONG, Failure
 from common.messages.sampling import SamplingParams
-from common.messages.tokenize import OutputRules, Tokenize, TokenizeQuery, TokenLimits
-from services.tokenizer.jobs import TextBound
+from common.messages.tokenize import (
+    OutputRules,
+    TextPrompt,
+    Tokenize,
+    TokenizeQuery,
+    TokenLimits,
+)
+from services.tokenizer.jobs import TextBound, size_of
 
 TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 1 << 16
@@ -190,6 +196,20 @@ def text_bound(message: Tokenize, max_chars_per_token: int) -> TextBound:
     if kept and (not most or kept <= most):
         return TextBound(kept, max_chars_per_token, message.truncate_side)
     return TextBound(most, max_chars_per_token)
+
+
+def size_of_request(message: Tokenize | TokenizeQuery) -> int:
+    """Return the bytes of a request's texts."""
+    size = size_of(message.prompt)
+    if isinstance(message, Tokenize):
+        size += size_of(TextPrompt(message.prediction))
+    return size
+
+
+def predicted_text(message: Tokenize, max_chars_per_token: int) -> str:
+    """Return what of a prediction an answer has room for."""
+    bound = TextBound(message.limits.max_model_len, max_chars_per_token, "right")
+    return bound.cut(message.prediction)
 
 
 def check_prompt_len(limits: TokenLimits, prompt_len: int, field: str) -> Failure | None:

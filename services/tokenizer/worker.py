@@ -90,8 +90,10 @@ class PromptEncoder:
         grammar_spec, format = self._grammar_spec(job.rules, chat), chat.answer_format
         is_open = format.stage == "inside"
         kinds = self._parameter_kinds(job.rules, chat)
+        predicted = self._encode(job.prediction, False, "prediction") if job.prediction else ids[:0]
         answer = ExpectedAnswer(
-            grammar_spec, format.tool_format, format.reasoning_format, is_open, kinds
+            *(grammar_spec, format.tool_format, format.reasoning_format, is_open, kinds),
+            prediction_ids=predicted.tobytes(),
         )
         return Outcome(ids, strs, answer=answer)
 
@@ -114,19 +116,19 @@ class PromptEncoder:
         with self._limits():
             return pack_kinds(kinds_by_function(functions_of(chat.tools, rules.tools.inputs)))
 
-    def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
-        limit = self._settings.max_prompt_bytes
+    def _encode(self, text: str, add_special_tokens: bool, field: str | None = None) -> array[int]:
+        limit, what = self._settings.max_prompt_bytes, field or "the prompt"
         if len(text) > limit:
             message = (
-                f"the prompt is {len(text)} characters long as the chat template renders it; "
+                f"{what} is {len(text)} characters long as the chat template renders it; "
                 f"at most {limit} are accepted"
             )
-            raise Refused(message, "prompt_too_large", status=413)
+            raise Refused(message, "prompt_too_large", field, status=413)
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            message = f"the prompt is not valid Unicode: half of a surrogate pair at {error.start}"
-            raise Refused(message, "invalid_unicode") from error
+            message = f"{what} is not valid Unicode: half of a surrogate pair at {error.start}"
+            raise Refused(message, "invalid_unicode", field) from error
         # `fast` leaves out the offsets, which nothing reads here.
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return int32s(encodings[0].ids)

@@ -86,6 +86,7 @@ class Script:
     scored: tuple[TokenLogprob, ...] = ()
     reasoning_tokens: int = 0
     queued_s: float | None = None
+    drafts: tuple[int, int] = (0, 0)  # that were right, and not
 
     @property
     def num_calls(self) -> int:
@@ -306,7 +307,7 @@ def _steps(counters: range, script: Script) -> Iterator[TextGenerated]:
     rows = TextGenerated()
     for counter in counters:
         rows.add(counter, len(script.pieces), [], "")
-        usage = Usage(script.prompt_tokens, 0, len(script.pieces))
+        usage = Usage(script.prompt_tokens, 0, len(script.pieces), *script.drafts)
         calls, thoughts = script.num_calls, script.reasoning_tokens
         ended = Ending(script.reason, usage, script.stop, None, calls, thoughts)
         rows.end(ended)

@@ -31,6 +31,12 @@ WHOLE_CALLS = [
     {"id": "call_2", "type": "function", "function": {"name": "calculator", "arguments": "{}"}},
 ]
 
+DETAILS = {
+    "reasoning_tokens": 3,
+    "accepted_prediction_tokens": 2,
+    "rejected_prediction_tokens": 1,
+}
+
 
 def _token(index: int, text: str = "") -> TokenLogprob:
     text = text or "ab"[index % 2]
@@ -40,7 +46,7 @@ def _token(index: int, text: str = "") -> TokenLogprob:
 
 async def test_calls_and_reasoning_of_an_answer_in_one_piece() -> None:
     async with running_router() as ring:
-        ring.script = CALLS
+        ring.script = replace(CALLS, drafts=(2, 1))
         body = await ask(ring, CHAT, chat(tools=TOOLS))
         (choice,) = body["choices"]
         message = choice["message"]
@@ -48,14 +54,14 @@ async def test_calls_and_reasoning_of_an_answer_in_one_piece() -> None:
         assert message["tool_calls"] == WHOLE_CALLS
         assert (message["reasoning"], message["reasoning_content"]) == ("hm", "hm")
         assert choice["finish_reason"] == "tool_calls"
-        assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+        assert body["usage"]["completion_tokens_details"] == DETAILS
         (sent,) = ring.workers["tokenizer"].of(Tokenize)
         assert (sent.stream.parse_tools, sent.stream.parse_reasoning) == (True, True)
 
 
 async def test_calls_and_reasoning_of_a_stream() -> None:
     async with running_router() as ring:
-        ring.script = CALLS
+        ring.script = replace(CALLS, drafts=(2, 1))
         options = {"include_usage": True}
         chunks = await ask(ring, CHAT, chat(tools=TOOLS, stream=True, stream_options=options))
         deltas = deltas_of(chunks)
@@ -77,7 +83,7 @@ async def test_calls_and_reasoning_of_a_stream() -> None:
         assert thoughts == [{"reasoning": "hm", "reasoning_content": "hm"}]
         *_, finish, usage = chunks
         assert finish["choices"][0]["finish_reason"] == "tool_calls"
-        assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+        assert usage["usage"]["completion_tokens_details"] == DETAILS
 
 
 @pytest.mark.parametrize(

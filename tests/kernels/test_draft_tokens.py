@@ -11,8 +11,8 @@ import torch
 from services.compute.kernels.draft_tokens import (
     DRAFT_WORDS,
     DraftRule,
+    SlotTexts,
     draft_tokens,
-    make_ids,
     remember_tokens,
     unpack_drafts,
 )
@@ -39,6 +39,7 @@ from tests.unit.compute.fake_device import make_spec
 NUM_SLOTS, NUM_DRAFTS, PAGE_TOKENS, MAX_POSITIONS = 5, 3, 8, 200
 PROMPT_LENS = (1, 9, 30, 2, 17)
 NOT_DRAFTING, PENALISED_SLOT = 3, 1
+PREDICTION_LENS = (0, 25, 170, 0, 1)  # one for which there is just room
 MAX_ROWS = NUM_SLOTS * (1 + NUM_DRAFTS)
 
 
@@ -81,7 +82,7 @@ class BothSides:
     """The same slots on the device and, as reference, on the CPU."""
 
     def __init__(self, rate: float, device: torch.device, rng: np.random.Generator) -> None:
-        self.rng = rng
+        self.rng, self.num_predicted = rng, 0  # times that drafts were from the prediction
         settings = SpeculativeSettings(
             num_speculative_tokens=NUM_DRAFTS, prompt_lookup_max=4, synthetic_acceptance_rate=rate
         )
@@ -97,19 +98,23 @@ class BothSides:
         self.said = np.zeros((NUM_SLOTS, 4), dtype=np.int32)
         self.said_NV = torch.from_numpy(self.said.copy()).to(device)
         self.inputs = StepInputs.make(128, MAX_ROWS, device)
-        self.ids_NL = make_ids(NUM_SLOTS, MAX_POSITIONS, device)
+        self.texts = SlotTexts.make(NUM_SLOTS, MAX_POSITIONS, device)
         self.device, self.packer = device, StepPacker(NUM_SLOTS)
         self.upload = np.zeros(4096, dtype=np.int32)
+
+    def some(self, length: int) -> Int32Array:
+        """Ids by chance, of few, so that they are soon found again."""
+        return self.rng.integers(1, 4, length).astype(np.int32)
 
     def enter(self, prompts: list[Int32Array]) -> None:
         """Sequences take all slots."""
         entries = [
-            SlotEntry(slot, False, prompt, *[NO_IDS] * 4, drafts=slot != NOT_DRAFTING)
-            for slot, prompt in enumerate(prompts)
+            SlotEntry(slot, False, prompt, *[NO_IDS] * 4, slot != NOT_DRAFTING, self.some(length))
+            for slot, (prompt, length) in enumerate(zip(prompts, PREDICTION_LENS, strict=True))
         ]
         num_ints = pack_entries(entries, self.upload)
         self.drafting.enter(self.upload[:num_ints])
-        remember_tokens(torch.from_numpy(self.upload.copy()).to(self.device), self.ids_NL)
+        remember_tokens(torch.from_numpy(self.upload.copy()).to(self.device), self.texts)
 
     def unpack(self, plan: StepPlan) -> Rows:
         """Unpack a step on both sides; returns its rows."""
@@ -143,14 +148,15 @@ class BothSides:
         result[:count, 2] = torch.from_numpy(draws)
         words = inputs.counts, self.resident.slot_params
         samples = SampleRows(inputs.sample_slot_S, inputs.sample_index_S, *words)
-        draft_tokens(samples, inputs, self.resident, self.ids_NL, self.said_NV, self.rule, result)
+        draft_tokens(samples, inputs, self.resident, self.texts, self.said_NV, self.rule, result)
         counts = self.drafting.accepted(rows, drawn) & draws
         counted = counts & (rows.slot_S == PENALISED_SLOT)
         np.add.at(self.said, (rows.slot_S[counted], drawn[counted]), 1)
         assert self.said_NV.tolist() == self.said.tolist()
         self.states.advance(rows.slot_S[counts], drawn[counts])
-        num_found = self.drafting.draft(self.states, rows.slot_S, drawn, counts)
-        expected = counts, rows.num_offered_S, num_found
+        found = self.drafting.draft(self.states, rows.slot_S, drawn, counts)
+        expected = counts, rows.num_offered_S, *found
+        self.num_predicted += int(found[1].sum())
         on_device = unpack_drafts(result[:count].cpu().numpy())
         assert [column.tolist() for column in on_device] == [c.tolist() for c in expected]
         return int(counts[rows.number_S > 0].sum())
@@ -170,7 +176,7 @@ def test_rows_drafts_and_what_is_accepted_are_those_of_the_cpu(
 ) -> None:
     rng = np.random.default_rng(7)
     sides = BothSides(rate, device, rng)
-    prompts = [rng.integers(1, 4, length).astype(np.int32) for length in PROMPT_LENS]
+    prompts = [sides.some(length) for length in PROMPT_LENS]
     sides.enter(prompts)
     plan, num_right = prompts_plan(prompts), 0
     for step_id in range(1, 20):
@@ -187,3 +193,4 @@ def test_rows_drafts_and_what_is_accepted_are_those_of_the_cpu(
             num_drafts[NOT_DRAFTING] = 0
         plan = decodes_plan(step_id, num_drafts * (step_id % 5 > 0), given_QK)
     assert num_right > 10
+    assert sides.num_predicted > 10 or rate >= 0.0

@@ -2,7 +2,8 @@
 
 A program for each sample that begins a slot's rows. It accepts drafts as `speculative.acceptance`
 does and looks for new ones as `speculative.ngram`, in the tokens of its slot, to which it first
-adds those that count. It reads all tokens so far as often as they may be alike.
+adds those that count, and in the prediction at their end. It reads all tokens so far as often as
+they may be alike, unless it follows the prediction.
 
 Shape legend: S samples, N slots, L positions, K drafts of a row, W words of a result.
 """
@@ -25,7 +26,9 @@ from services.compute.step import BoolArray, Int32Array
 
 NO_DRAFT = -1
 DRAFT_WORDS = 2
-"""The last words of a result: whether its row counts, and how many drafts the slot has now."""
+"""The last words of a result: whether its row counts; and how many drafts the slot has now, with
+what they are from (`speculative.ngram.DRAFTERS`) above bit FOUND_BY_SHIFT."""
+FOUND_BY_SHIFT = 8
 
 _NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
 _DRAFTS_FLAG = tl.constexpr(words.DRAFTS)
@@ -34,6 +37,7 @@ _HEADER, _ENTRY = tl.constexpr(HEADER_INTS), tl.constexpr(ENTRY_INTS)
 _SLOT, _COUNTED, _NUM_PROMPT, _NUM_OUTPUT, _NUM_BIAS, _NUM_STOPS, _START, _DRAFTS = map(
     tl.constexpr, PLACES
 )
+_FOUND_BY_SHIFT = tl.constexpr(FOUND_BY_SHIFT)
 _POSITION_BITS = tl.constexpr(24)
 _POSITION_MASK = tl.constexpr((1 << 24) - 1)
 _BLOCK = 1024
@@ -47,6 +51,20 @@ class DraftRule(NamedTuple):
     least_alike: int
     most_alike: int
     rate: float = -1.0  # of drafts that count as right though they are not; below 0: none do
+
+
+class SlotTexts(NamedTuple):
+    """The tokens of every slot, with its prediction at their end, and where the prediction begins
+    and is followed up to (`speculative.ngram.Stand`; -1 - place where it was left)."""
+
+    ids_NL: Tensor  # int32
+    stands_N2: Tensor  # int32
+
+    @staticmethod
+    def make(num_slots: int, max_positions: int, device: torch.device) -> SlotTexts:
+        """134 MB for 256 slots of 131,072 positions."""
+        ids_NL = torch.zeros((num_slots, max_positions + 1), dtype=torch.int32, device=device)
+        return SlotTexts(ids_NL, ids_NL.new_zeros((num_slots, 2)))
 
 
 @triton.jit
@@ -87,37 +105,75 @@ def _accept(
 
 
 @triton.jit
-def _look_up(
-    ids_ptr, end, drafts_ptr,
-    K: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+def _scan(
+    ids_ptr, begin, stop, end, ahead, best,
+    L: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draft what follows ids 0 .. end; returns how many drafts there are."""
+    """The best of `best` and the places begin .. stop, which end as ids 0 .. end do: of those with
+    most ids alike the first one beyond `ahead`, or else the last."""
     lanes = tl.arange(0, BLOCK)
-    best = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, end, BLOCK):
+    for first in range(begin, stop, BLOCK):
         place = first + lanes
         alike = tl.zeros([BLOCK], tl.int32)
-        same = place < end
+        same = place < stop
         for back in tl.static_range(MOST):
-            inside = same & (place >= back) & (end >= back)
+            inside = same & (place - back >= begin) & (end >= back)
             last = tl.load(ids_ptr + end - back, mask=end >= back, other=-1)
             same = inside & (tl.load(ids_ptr + place - back, mask=inside, other=-2) == last)
             alike += same.to(tl.int32)
-        found = (alike << _POSITION_BITS) | place
+        rank = tl.where(place > ahead, 2 * L - place, place)
+        found = (alike << _POSITION_BITS) | rank
         best = tl.maximum(best, tl.where(alike >= LEAST, found, 0))
-    best = tl.max(best, axis=0)
-    start = (best & _POSITION_MASK) + 1
-    count = tl.where(best > 0, tl.minimum(K, end + 1 - start), 0)
+    return best
+
+
+@triton.jit
+def _look_up(
+    ids_ptr, start, stood, place, end, stand_ptr, drafts_ptr,
+    L: tl.constexpr, K: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Draft what follows ids 0 .. end, from the prediction at `start`, where that is followed up to
+    `place`; else from where the text stood before. Returns what a result says of it."""
+    if place < 0:
+        anchor = tl.where(stood < 0, -1 - stood, stood)
+        ahead = tl.maximum(anchor, end)
+        best = tl.zeros([BLOCK], tl.int32)
+        best = _scan(ids_ptr, 0, end, end, ahead, best, L, LEAST, MOST, BLOCK)
+        first = tl.maximum(start, end + 1)
+        best = _scan(ids_ptr, first, L - 1, end, ahead, best, L, LEAST, MOST, BLOCK)
+        found = tl.max(best, axis=0)
+        rank = found & _POSITION_MASK
+        place = tl.where(found > 0, tl.where(rank > L, 2 * L - rank, rank), -1)
+        tl.store(stand_ptr + 1, tl.where(place > end, place, -1 - anchor))
+    else:
+        tl.store(stand_ptr + 1, place)
+    is_predicted = place > end
+    stop = tl.where(is_predicted, L, end + 1)
+    count = tl.where(place >= 0, tl.minimum(K, stop - 1 - place), 0)
     for number in tl.static_range(K):
         there = number < count
-        draft = tl.load(ids_ptr + start + number, mask=there, other=-1)
+        draft = tl.load(ids_ptr + place + 1 + number, mask=there, other=-1)
         tl.store(drafts_ptr + number, draft)
-    return count
+    return count | is_predicted.to(tl.int32) << _FOUND_BY_SHIFT
+
+
+@triton.jit
+def _followed(
+    ids_ptr, stood, sample, count, result_ptr, L: tl.constexpr, W: tl.constexpr, K: tl.constexpr
+):
+    """Where the prediction is followed up to, with `count` ids more; -1 if it is not."""
+    follows = (stood >= 0) & (stood + count < L - 1)
+    for drawn in tl.static_range(K + 1):
+        new = follows & (drawn < count)
+        token = tl.load(result_ptr + (sample + drawn) * W, mask=new, other=0)
+        predicted = tl.load(ids_ptr + stood + 1 + drawn, mask=new, other=0)
+        follows = follows & (token == predicted)
+    return tl.where(follows, stood + count, -1)
 
 
 @triton.jit
 def _draft_tokens(
-    rows, inputs, resident, ids_ptr, said_ptr, result_ptr,
+    rows, inputs, resident, ids_ptr, stands_ptr, said_ptr, result_ptr,
     V: tl.constexpr, L: tl.constexpr, W: tl.constexpr, K: tl.constexpr, LEAST: tl.constexpr,
     MOST: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -133,6 +189,8 @@ def _draft_tokens(
         num_found = 0
         drafts_ptr = resident.drafts_NK + slot * (K + 1)
         ids_ptr += slot * L
+        stand_ptr = stands_ptr + slot * 2
+        stood = tl.load(stand_ptr + 1)
         if count > 0:
             tl.store(resident.length + slot, end)
             tl.store(resident.output_index + slot, index)
@@ -144,6 +202,9 @@ def _draft_tokens(
                 token = tl.load(result_ptr + (sample + drawn) * W, mask=new, other=0)
                 tl.atomic_add(said_ptr + slot * V + token, 1, mask=new)
         if (flags & _DRAFTS_FLAG) != 0:
+            place = _followed(ids_ptr, stood, sample, count, result_ptr, L, W, K)
+            start = tl.load(stand_ptr)
+            tl.debug_barrier()  # what was predicted is overwritten only now
             for drawn in tl.static_range(K + 1):
                 new = drawn < count
                 token = tl.load(result_ptr + (sample + drawn) * W, mask=new, other=0)
@@ -155,7 +216,10 @@ def _draft_tokens(
                 for draft in tl.static_range(K):
                     tl.store(drafts_ptr + draft, token)
             else:
-                num_found = _look_up(ids_ptr, end, drafts_ptr, K, LEAST, MOST, BLOCK)
+                num_found = _look_up(
+                    ids_ptr, start, stood, place, end, stand_ptr, drafts_ptr,
+                    L, K, LEAST, MOST, BLOCK,
+                )  # fmt: skip
         else:
             for draft in tl.static_range(K):
                 tl.store(drafts_ptr + draft, -1)
@@ -166,7 +230,7 @@ def draft_tokens(
     rows: SampleRows,
     inputs: StepInputs,
     resident: Resident,
-    ids_NL: Tensor,
+    texts: SlotTexts,
     said_NV: Tensor,
     rule: DraftRule,
     result_SW: Tensor,
@@ -176,7 +240,7 @@ def draft_tokens(
 
     Behind `sample_tokens`, which with drafts leaves the slots as they are and writes to the second
     last word whether a sample draws. There it is now whether the row counts, with 2 added where its
-    input was a draft; and in the last word of a slot's first row how many drafts there are.
+    input was a draft; and in the last word of a slot's first row what drafts there are.
     """
     num_samples, width = result_SW.shape
     threshold = -1 if rule.rate < 0.0 else int(rule.rate * (1 << 32))
@@ -184,11 +248,12 @@ def draft_tokens(
         rows,
         inputs,
         resident,
-        ids_NL,
+        texts.ids_NL,
+        texts.stands_N2,
         said_NV,
         result_SW,
         V=said_NV.shape[1],
-        L=ids_NL.shape[1],
+        L=texts.ids_NL.shape[1],
         W=width,
         K=rule.num_drafts,
         LEAST=rule.least_alike,
@@ -200,33 +265,52 @@ def draft_tokens(
 
 
 @triton.jit
-def _remember(packed, ids_ptr, L: tl.constexpr, NUM_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
+def _remember(
+    packed, ids_ptr, stands_ptr, L: tl.constexpr, NUM_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr
+):
     lanes = tl.arange(0, BLOCK)
     for number in range(tl.program_id(0), tl.load(packed), NUM_PROGRAMS):
         entry = packed + _HEADER + number * _ENTRY
         slot = tl.load(entry + _SLOT).to(tl.int64)
         num_ids = tl.load(entry + _NUM_PROMPT) + tl.load(entry + _NUM_OUTPUT)
-        num_ids = num_ids * (tl.load(entry + _DRAFTS) != 0).to(tl.int32)
+        drafts = tl.load(entry + _DRAFTS)
         first_ptr = packed + tl.load(entry + _START)
+        num_others = 2 * tl.load(entry + _NUM_BIAS) + tl.load(entry + _NUM_STOPS)
+        predicted_ptr = first_ptr + num_ids + num_others
+        num_ids = num_ids * (drafts != 0).to(tl.int32)
+        ids_of_slot = ids_ptr + slot * L
         for first in range(0, num_ids, BLOCK):
             place = first + lanes
             ids = tl.load(first_ptr + place, mask=place < num_ids, other=0)
-            tl.store(ids_ptr + slot * L + place, ids, mask=place < num_ids)
+            tl.store(ids_of_slot + place, ids, mask=place < num_ids)
+        num_predicted = tl.maximum(drafts - 1, 0)
+        start = L - num_predicted
+        for first in range(0, num_predicted, BLOCK):
+            place = first + lanes
+            ids = tl.load(predicted_ptr + place, mask=place < num_predicted, other=0)
+            tl.store(ids_of_slot + start + place, ids, mask=place < num_predicted)
+        tl.store(stands_ptr + slot * 2, start)
+        tl.store(stands_ptr + slot * 2 + 1, tl.where(num_predicted > 0, start - 1, -start))
 
 
-def remember_tokens(packed: Tensor, ids_NL: Tensor) -> None:
+def remember_tokens(packed: Tensor, texts: SlotTexts) -> None:
     """Take the tokens of new sequences that draft, which `pack_entries` wrote."""
     _remember[(_ENTRY_PROGRAMS,)](
-        packed, ids_NL, L=ids_NL.shape[1], NUM_PROGRAMS=_ENTRY_PROGRAMS, BLOCK=_BLOCK, num_warps=4
+        packed,
+        texts.ids_NL,
+        texts.stands_N2,
+        L=texts.ids_NL.shape[1],
+        NUM_PROGRAMS=_ENTRY_PROGRAMS,
+        BLOCK=_BLOCK,
+        num_warps=4,
     )
 
 
-def make_ids(num_slots: int, max_positions: int, device: torch.device) -> Tensor:
-    """The tokens of every slot [N, L]: 134 MB for 256 slots of 131,072 positions."""
-    return torch.zeros((num_slots, max_positions + 1), dtype=torch.int32, device=device)
-
-
-def unpack_drafts(result_SW: Int32Array) -> tuple[BoolArray, Int32Array, Int32Array]:
-    """Which rows count, which had a draft, and how many drafts the slots of first rows have."""
-    word_S, num_found_S = result_SW[:, -2], result_SW[:, -1].copy()
-    return (word_S & 1) != 0, word_S >> 1, num_found_S
+def unpack_drafts(
+    result_SW: Int32Array,
+) -> tuple[BoolArray, Int32Array, Int32Array, Int32Array]:
+    """Which rows count, which had a draft, how many drafts the slots of first rows have, and what
+    those are from."""
+    word_S, found_S = result_SW[:, -2], result_SW[:, -1]
+    num_found_S, found_by_S = found_S & ((1 << FOUND_BY_SHIFT) - 1), found_S >> FOUND_BY_SHIFT
+    return (word_S & 1) != 0, word_S >> 1, num_found_S, found_by_S

@@ -2,7 +2,7 @@
 
 An upload is a buffer of int32: a header whose first word is the number of entries, the entries,
 then the ids of each in this order, without gaps: prompt ids, output ids, ids with a bias, the
-biases (float32 by their bits), stop ids.
+biases (float32 by their bits), stop ids, predicted ids.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.compute.step import MAX_BIAS, MAX_STOP_IDS, Int32Array
+from services.compute.step import MAX_BIAS, MAX_STOP_IDS, NO_IDS, Int32Array
 
 HEADER_INTS = 8
 ENTRY_INTS = 8
 SLOT, COUNTED, NUM_PROMPT, NUM_OUTPUT, NUM_BIAS, NUM_STOPS, START, DRAFTS = PLACES = range(8)
-"""Places in an entry; START is where its ids begin."""
+"""Places in an entry; START is where its ids begin. DRAFTS is 0 for none, or one more than the
+number of predicted ids."""
 
 SHARED_INTS = 1 << 18
 """Room for the new sequences of one step together: 64 with prompts of 4,000 ids, in 1 MB."""
@@ -33,7 +34,7 @@ def packed_size(max_positions: int) -> int:
 class SlotEntry(NamedTuple):
     """One new sequence. With `counted` the counts of its slot start anew, with its own prompt and
     outputs, for penalties; ids beyond the vocabulary are passed over. With `drafts` its next tokens
-    are guessed from those."""
+    are guessed from those, and from the ids of what its client predicts."""
 
     slot: int
     counted: bool
@@ -43,6 +44,7 @@ class SlotEntry(NamedTuple):
     bias: Int32Array  # float32 by their bits
     stop_ids: Int32Array
     drafts: bool = False
+    prediction_ids: Int32Array = NO_IDS
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -52,7 +54,7 @@ class SlotEntry(NamedTuple):
     @property
     def num_ints(self) -> int:
         num_prompt, num_output, num_bias, num_stops = self.sizes
-        return num_prompt + num_output + 2 * num_bias + num_stops
+        return num_prompt + num_output + 2 * num_bias + num_stops + len(self.prediction_ids)
 
 
 def pack_entries(entries: Sequence[SlotEntry], out: Int32Array) -> int:
@@ -62,8 +64,9 @@ def pack_entries(entries: Sequence[SlotEntry], out: Int32Array) -> int:
     columns: list[Int32Array] = []
     end = start
     for entry in entries:
-        rows.append((entry.slot, entry.counted, *entry.sizes, end, entry.drafts))
-        columns += entry[2:7]
+        drafts = 1 + len(entry.prediction_ids) if entry.drafts else 0
+        rows.append((entry.slot, entry.counted, *entry.sizes, end, drafts))
+        columns += (*entry[2:7], entry.prediction_ids)
         end += entry.num_ints
     out[:HEADER_INTS] = 0
     out[0] = len(entries)
@@ -79,9 +82,12 @@ def read_entries(packed: Int32Array) -> Iterator[SlotEntry]:
         first = HEADER_INTS + number * ENTRY_INTS
         slot, counted, *sizes, start, drafts = packed[first : first + ENTRY_INTS].tolist()
         prompt, output, bias, stops = sizes
-        ends = [*accumulate((prompt, output, bias, bias, stops), initial=start)]
-        ids, outputs, biased, biases, stop_ids = map(packed.__getitem__, map(slice, ends, ends[1:]))
-        yield SlotEntry(slot, bool(counted), ids, outputs, biased, biases, stop_ids, bool(drafts))
+        sizes = [prompt, output, bias, bias, stops, max(drafts - 1, 0)]
+        ends = [*accumulate(sizes, initial=start)]
+        columns = map(packed.__getitem__, map(slice, ends, ends[1:]))
+        ids, outputs, biased, biases, stop_ids, predicted = columns
+        own = ids, outputs, biased, biases, stop_ids
+        yield SlotEntry(slot, bool(counted), *own, bool(drafts), predicted)
 
 
 def entries_that_fit(entries: Sequence[SlotEntry], room: int) -> Iterator[list[SlotEntry]]:

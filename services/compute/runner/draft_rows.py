@@ -140,6 +140,7 @@ def folded(result: StepResult, plan: StepPlan) -> StepResult:
         embeddings={row - num_more: values for row, values in result.embeddings.items()},
         num_offered=np.add.reduceat(result.num_offered, first_S),
         num_found=result.num_found[first_S],
+        found_by=result.found_by[first_S],
     )
 
 

@@ -124,6 +124,7 @@ class EagerTicket:
     sampled: Sampled | None = None
     accepted_S: BoolArray | None = None  # of a model that drafts
     num_found_S: Int32Array = field(default_factory=lambda: NO_IDS)
+    found_by_S: Int32Array = field(default_factory=lambda: NO_IDS)
     end_s: float = 0.0
     computed_s: float = 0.0  # by this thread's own clock
 
@@ -271,7 +272,8 @@ class EagerExecutor:
         self._states.advance(slots[counts], tokens[counts])
         if self._drafting is not None:
             self._sampler.count(slots[counts], tokens[counts])
-            ticket.num_found_S = self._drafting.draft(self._states, slots, tokens, counts)
+            found = self._drafting.draft(self._states, slots, tokens, counts)
+            ticket.num_found_S, ticket.found_by_S = found
         ticket.sampled = sampled
         ticket.end_s = time.monotonic()
         ticket.computed_s += time.thread_time() - began_s
@@ -299,6 +301,7 @@ class EagerExecutor:
             embeddings=ticket.embeddings,
             num_offered=num_offered,
             num_found=ticket.num_found_S,
+            found_by=ticket.found_by_S,
         )
 
     def ready(self, ticket: EagerTicket) -> bool:

@@ -37,14 +37,14 @@ class EagerDrafting:
 
     def draft(
         self, states: SlotStates, slots_S: Int64Array, tokens_S: Int64Array, counts_S: BoolArray
-    ) -> Int32Array:
-        """Draft behind the tokens that count; returns how many there are, on each slot's first
-        row."""
-        num_found_S = np.zeros(len(slots_S), dtype=np.int32)
+    ) -> tuple[Int32Array, Int32Array]:
+        """Draft behind the tokens that count; returns how many there are, and what they are from,
+        on each slot's first row."""
+        num_found_S, found_by_S = np.zeros((2, len(slots_S)), dtype=np.int32)
         firsts = np.flatnonzero(np.diff(slots_S, prepend=-1)).tolist()
         for first, end in pairwise((*firsts, len(slots_S))):
             slot, new = int(slots_S[first]), tokens_S[first:end][counts_S[first:end]]
-            drafts = self._drafter.extend(slot, new.astype(np.int32))
+            drafts, found_by_S[first] = self._drafter.extend(slot, new.astype(np.int32))
             states.draft(slot, drafts)
             num_found_S[first] = len(drafts)
-        return num_found_S
+        return num_found_S, found_by_S

@@ -18,6 +18,7 @@ from common.messages.tokens import TokenLogprobs
 from services.compute.kernels.draft_tokens import (
     DRAFT_WORDS,
     DraftRule,
+    SlotTexts,
     draft_tokens,
     remember_tokens,
 )
@@ -52,7 +53,7 @@ class DeviceDrafts(NamedTuple):
     """What drafts are made of: the tokens of every slot."""
 
     rule: DraftRule
-    ids_NL: Tensor  # int32
+    texts: SlotTexts
 
 
 class DeviceSampler:
@@ -99,7 +100,7 @@ class DeviceSampler:
         """
         enter_slots(packed, self._shaped.said_NV, self._tables)
         if self._drafts is not None:
-            remember_tokens(packed, self._drafts.ids_NL)
+            remember_tokens(packed, self._drafts.texts)
 
     def launch(
         self,
@@ -140,9 +141,9 @@ class DeviceSampler:
         if variant is Variant.FULL:
             logprobs(logits_SV, rows, self._scores, result_SW)
         if self._drafts is not None:
-            rule, ids_NL = self._drafts
+            rule, texts = self._drafts
             said_NV = shaped.said_NV
-            draft_tokens(rows, self._inputs, self._resident, ids_NL, said_NV, rule, result_SW)
+            draft_tokens(rows, self._inputs, self._resident, texts, said_NV, rule, result_SW)
         return result_SW
 
     def result(self, variant: Variant) -> Tensor:

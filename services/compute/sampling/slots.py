@@ -131,6 +131,7 @@ def slot_entry(delta: SlotDelta, words_W: Int32Array, vocab_size: int) -> SlotEn
         np.array(list(bias.values()), dtype=np.float32).view(np.int32),
         stops,
         delta.drafts,
+        delta.prediction_ids,
     )
 
 

@@ -97,6 +97,7 @@ class Committer:
             ):
                 own = logprobs[number : number + 1]
                 sequence.num_computed_tokens += 1
+                sequence.num_accepted += number > 0
                 sequence.outputs.append(token)
                 checks = len(sequence.outputs) == sequence.check_at or token in sequence.stop_ids
                 if not (checks and self._check(sequence, token, own)):

@@ -123,9 +123,11 @@ class Drafting:
             samples = [sample for sample in samples if sample not in step.skipped]
             drafted = num_drafts[samples]
             right = result.n_valid[samples] - 1
-            for sample, count, valid in zip(samples, drafted.tolist(), right.tolist(), strict=True):
-                self._packer.reject(step.samples[sample], count, valid)
             offered = result.num_offered[samples]
+            columns = (samples, drafted.tolist(), right.tolist(), offered.tolist())
+            for sample, count, valid, had in zip(*columns, strict=True):
+                step.samples[sample].num_offered += had
+                self._packer.reject(step.samples[sample], count, valid)
             self.num_drafts_total += int(offered.sum())
             self.num_accepted_total += int(right.sum())
             guessed = np.array([not step.samples[s].params.structured for s in samples], np.bool_)

@@ -102,6 +102,7 @@ class Intake:
         params = SequenceParams(
             request, spec.eos_token_ids, spec.pooling, now_s, share, spec.max_drafts
         )
+        params.predict(spec.max_model_len)
         salt = request.cache_salt
         # Without a prefix cache only the request's own choices, and itself after a preemption, find
         # its pages.
@@ -178,6 +179,7 @@ def _token_ids(request: Generate) -> Iterator[tuple[str, bytes | array[int] | tu
     sampling = request.sampling
     yield "prompt", request.prompt_ids
     yield "output_ids", request.output_ids
+    yield "prediction", request.prediction_ids
     yield "stop_token_ids", sampling.stop_token_ids
     yield "logit_bias", tuple(token for token, _ in sampling.logit_bias)
     if sampling.grammar_spec is not None:

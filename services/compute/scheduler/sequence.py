@@ -70,10 +70,25 @@ class SequenceParams:
         self.nonfinite = False  # a choice of it has had logits that were
         self.max_drafts = 0 if request.pooling else max_drafts
         self.guesses = self.max_drafts > 0 and not self.structured  # some of a grammar are forced
+        self._prediction_T = NO_IDS
+        self._num_spare = 0
         # A grammar's end is the answer's; until there its masks hold back what is to be ignored.
         has_grammar = sampling.grammar_spec is not None and bool(sampling.grammar_spec.grammar)
         self.eos_token_ids = () if sampling.ignore_eos and not has_grammar else eos_token_ids
         self.stop_ids = frozenset((*self.eos_token_ids, *sampling.stop_token_ids))
+
+    def predict(self, max_model_len: int) -> None:
+        """Take of the client's prediction what there is room for behind the prompt."""
+        if self.guesses and self.request.prediction_ids:
+            predicted_T: Int32Array = np.frombuffer(self.request.prediction_ids, dtype=np.int32)
+            room = max(max_model_len - len(self.prompt_T), 0)
+            self._prediction_T = predicted_T[:room]
+            self._num_spare = room - len(self._prediction_T)
+
+    def prediction_behind(self, num_outputs: int) -> Int32Array:
+        """The prediction without what an answer of so many tokens has grown over: it stands at the
+        end of the slot's room for tokens."""
+        return self._prediction_T[max(num_outputs - self._num_spare, 0) :]
 
 
 class Sequence:
@@ -89,8 +104,8 @@ class Sequence:
         *("attempt", "cached_tokens", "charged", "check_at", "choice", "epoch", "followers"),
         *("has_run", "share"),
         *("host_pages", "leader", "live", "num_computed_tokens", "num_scheduled_tokens"),
-        *("num_drafts", "num_scored", "opened", "order", "outputs", "page_tokens", "params"),
-        "prompt_len",
+        *("num_accepted", "num_drafts", "num_offered", "num_scored", "opened", "order", "outputs"),
+        *("page_tokens", "params", "prompt_len"),
         *("queued_s", "replan_at", "slot", "status", "stop_ids", "swap_step", "table"),
         *("token_limit", "transfer", "wants_scores"),
     )
@@ -131,6 +146,8 @@ class Sequence:
         self.num_scheduled_tokens = 0
         self.num_computed_tokens = 0
         self.num_drafts = 0
+        self.num_offered = 0  # drafts that have a result
+        self.num_accepted = 0  # of them, those that are among the outputs
         self.slot = -1
         self.epoch = 0
         self.replan_at = 0  # scheduled tokens at which the planner has to do more than the next row
@@ -289,6 +306,7 @@ class Sequence:
             prompt_ids=self.params.prompt_T if repetition or drafts else NO_IDS,
             # A copy: an array with a view of it cannot grow.
             output_ids=np.array(self.outputs, dtype=np.int32) if has_outputs else NO_IDS,
+            prediction_ids=self.params.prediction_behind(len(self.outputs)),
         )
 
     def ending(self) -> Ending | None:
@@ -304,7 +322,9 @@ class Sequence:
         return None
 
     def usage(self) -> Usage:
-        return Usage(self.prompt_len, self.cached_tokens, len(self.outputs))
+        num_rejected = self.num_offered - self.num_accepted
+        drafted = self.num_accepted, num_rejected
+        return Usage(self.prompt_len, self.cached_tokens, len(self.outputs), *drafted)
 
 
 class Chunk(NamedTuple):

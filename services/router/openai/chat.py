@@ -17,6 +17,7 @@ from services.router.middleware import WARNINGS
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.chunks import AnswerOptions
 from services.router.openai.messages import Messages, final_words
+from services.router.openai.prediction import Prediction
 from services.router.openai.rules import make_rules, with_schema
 from services.router.openai.sampling import (
     SamplingFields,
@@ -116,6 +117,9 @@ class ChatFields(StructureFields, SamplingFields, ConversationFields):
         "prompt": RefusedFields(why="use messages, or /v1/completions"),
     }
 
+    prediction: Prediction = None
+    """`{"type": "content", "content": …}`, a string or parts of the type `text`: what the answer is
+    expected to repeat for the most part, which makes it [faster](../speculative.md#a-prediction)"""
     add_special_tokens: NoSpecialTokens = None
 
 
@@ -141,6 +145,7 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
         stream=_stream_settings(fields, tools),
         rules=rules,
         max_tokens_field="max_tokens" if fields.max_tokens else "max_completion_tokens",
+        prediction=fields.prediction or "",
     )
     fields.warn(warnings)
     warn_of_all("top_logprobs", fields.top_logprobs, warnings)

@@ -59,6 +59,8 @@ class RunningUsage:
             sum(prompt.prompt_tokens for prompt in prompts),
             sum(prompt.cached_tokens for prompt in prompts),
             sum(self._choices.values()),
+            sum(ended.usage.accepted_tokens for ended in self._endings),
+            sum(ended.usage.rejected_tokens for ended in self._endings),
         )
         return full_usage(usage, self._endings)
 

@@ -99,7 +99,11 @@ _OPENAI: dict[str, Schema] = {
     "Usage": record(
         **each(COUNT, "prompt_tokens", "completion_tokens", "total_tokens"),
         prompt_tokens_details=record(cached_tokens=COUNT),
-        completion_tokens_details=record(reasoning_tokens=COUNT),
+        completion_tokens_details=record(
+            reasoning_tokens=COUNT,
+            accepted_prediction_tokens=COUNT,
+            rejected_prediction_tokens=COUNT,
+        ),
     ),
     "ChatCompletion": record(
         **_HEAD,

@@ -41,6 +41,16 @@ def test_a_text_gets_its_special_tokens_if_asked(tmp_path: Path) -> None:
     assert with_bos == array("i", [0]) + without
 
 
+def test_a_prediction_is_encoded_as_it_is(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+    expected = subject.run(Job(TextPrompt("hello", add_special_tokens=False), 0.0)).ids
+    outcome = subject.run(replace(chat(HELLO), prediction="hello"))
+    assert outcome.answer.prediction_ids == expected.tobytes()
+    wrong = subject.run(replace(chat(HELLO), prediction="\ud800")).failure
+    assert wrong is not None
+    assert (wrong.code, wrong.field) == ("invalid_unicode", "prediction")
+
+
 def test_token_strings_come_on_request_also_for_ids(tmp_path: Path) -> None:
     subject = encoder(tmp_path)
     outcome = subject.run(Job(TextPrompt("a b"), 0.0, want_strs=True))

@@ -156,9 +156,10 @@ class CudaExecutor:
         self._masks.done(ticket.mask_upload)
         start_s, end_s = self._clock.times_of(ticket.begin, ticket.end, time.monotonic(), waited)
         tokens, finite, logprobs = self._machine.sampler.unpack(ticket.result_SW)
-        counts, num_offered, num_found = np.ones_like(finite), NO_IDS, NO_IDS
+        counts, num_offered = np.ones_like(finite), NO_IDS
+        num_found = found_by = NO_IDS
         if self._spec.max_drafts and len(tokens):
-            counts, num_offered, num_found = unpack_drafts(ticket.result_SW)
+            counts, num_offered, num_found, found_by = unpack_drafts(ticket.result_SW)
         scores: dict[int, RowScores] = {}
         if ticket.scored is not None:
             scores = self._machine.scorer.take(ticket.scored)
@@ -177,6 +178,7 @@ class CudaExecutor:
             embeddings=embeddings,
             num_offered=num_offered,
             num_found=num_found,
+            found_by=found_by,
         )
 
     def ready(self, ticket: CudaTicket) -> bool:

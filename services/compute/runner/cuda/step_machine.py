@@ -22,7 +22,7 @@ from common.model_folder import Pooling
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
-from services.compute.kernels.draft_tokens import DraftRule, make_ids
+from services.compute.kernels.draft_tokens import DraftRule, SlotTexts
 from services.compute.kernels.latent_expansion import StepKeys
 from services.compute.kernels.latent_tiling import head_tiles, programs_at_once
 from services.compute.kernels.prefill_plan import PrefillWork
@@ -170,8 +170,8 @@ class StepMachine:
         )
         drafts: DeviceDrafts | None = None
         if sizes.drafts is not None:
-            ids_NL = make_ids(sizes.max_rows, sizes.max_positions, device)
-            drafts = DeviceDrafts(sizes.drafts, ids_NL)
+            texts = SlotTexts.make(sizes.max_rows, sizes.max_positions, device)
+            drafts = DeviceDrafts(sizes.drafts, texts)
         self.sampler = DeviceSampler(shape.vocab_size, self.resident, self.inputs, drafts)
         on_gpu = device.type == "cuda"
         capability = torch.cuda.get_device_capability(device) if on_gpu else None

@@ -49,9 +49,10 @@ def test_the_longest_prompt_fits_alone_and_more_go_by_turns() -> None:
 
 
 def test_every_column_is_read_back() -> None:
-    columns = (int32_array(range(n)) + 10 * n for n in (3, 2, 4, 4, 1))
-    entry = SlotEntry(5, False, *columns, drafts=True)
+    *columns, predicted = (int32_array(range(n)) + 10 * n for n in (3, 2, 4, 4, 1, 6))
+    entry = SlotEntry(5, False, *columns, True, predicted)
     ((_, read),) = parts_of([newcomer(1, 2), entry], 64)
     assert read[:2] == (5, False)
     assert read.drafts
+    assert read.prediction_ids.tolist() == predicted.tolist()
     assert [column.tolist() for column in read[2:7]] == [column.tolist() for column in entry[2:7]]

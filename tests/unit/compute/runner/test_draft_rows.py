@@ -67,6 +67,7 @@ def test_masks_and_results_find_their_samples_again() -> None:
         logprobs=logprobs,
         num_offered=int32_array((0, 1, 1, 0, 0, 1, 0)),
         num_found=int32_array((3, 0, 0, 2, 1, 0, 4)),
+        found_by=int32_array((1, 0, 0, 0, 1, 0, 0)),
     )
     back = folded(result, PLAN)
     assert back.n_valid.tolist() == [2, 1, 0, 1]
@@ -76,3 +77,4 @@ def test_masks_and_results_find_their_samples_again() -> None:
     assert back.logprobs == {0: (TokenLogprobs(-0.0), TokenLogprobs(-1.0))}
     assert back.num_offered.tolist() == [2, 0, 1, 0]
     assert back.num_found.tolist() == [3, 2, 1, 4]
+    assert back.found_by.tolist() == [1, 0, 1, 0]

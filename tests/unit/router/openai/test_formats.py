@@ -56,7 +56,8 @@ def test_a_chat_stream_byte_for_byte() -> None:
         + (
             b'[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7,'
             b'"prompt_tokens_details":{"cached_tokens":3},'
-            b'"completion_tokens_details":{"reasoning_tokens":0}}}\n\n'
+            b'"completion_tokens_details":{"reasoning_tokens":0,'
+            b'"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}}\n\n'
         )
         + DONE
     )

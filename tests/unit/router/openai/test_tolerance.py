@@ -50,7 +50,6 @@ def _said(message: dict[str, Any]) -> dict[str, Any]:
     "hint",
     [
         {"verbosity": "low"},
-        {"prediction": {"type": "content", "content": "x"}},
         {"web_search_options": {"search_context_size": "low"}},
         {"moderation": {"model": "omni-moderation-latest"}},
         {"vllm_xargs": {"a": 1}},
