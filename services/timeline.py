@@ -87,15 +87,25 @@ def summary(timeline: Timeline) -> list[str]:
         if lane == "device":
             wall_s = spans[-1].ended_s - spans[0].began_s
             busy = sum(span.ended_s - span.began_s for span in spans) / wall_s if wall_s else 1.0
-            lines.append(
-                f"{part.name}: {len(spans)} steps in {wall_s:.2f} s, device busy {busy:.1%}"
-            )
+            line = f"{part.name}: {len(spans)} steps in {wall_s:.2f} s, device busy {busy:.1%}"
+            lines.append(line + _drafts(spans))
     steps = [span for _, lane, spans in lanes if lane == "device" for span in spans]
     for part, lane, spans in lanes:
         if lane == "text" and steps:
             share = share_during(spans, steps)
             lines.append(f"{part.name}: {share:.1%} of its work was done while a step ran")
     return lines
+
+
+def _drafts(steps: list[Span]) -> str:
+    """Say what became of the drafts of steps, if they had any."""
+    drafted, wasted = (
+        int(sum(step.args.get(name, 0.0) for step in steps if step.args.get(name, 0.0) > 0.0))
+        for name in ("drafted", "wasted")
+    )
+    if not drafted:
+        return ""
+    return f", {drafted} tokens drafted, of which {drafted - wasted} accepted and {wasted} wasted"
 
 
 def expert_table(timeline: Timeline) -> list[str]:

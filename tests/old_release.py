@@ -47,7 +47,7 @@ NEW_FIELDS: dict[type, tuple[str, ...]] = {
     ModelCard: ("vocabulary", "loading"),
     Tokenize: ("client", "prediction"),
     Load: ("signals",),
-    StepReport: ("num_draft_tokens", "num_accepted_tokens"),
+    StepReport: ("num_draft_tokens", "num_accepted_tokens", "drafts"),
     TokenizeQuery: ("limits",),
     Usage: ("accepted_tokens", "rejected_tokens"),
     WorkerAlive: ("trouble", "experts"),

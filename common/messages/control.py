@@ -80,6 +80,19 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftReport:
+    """Drafts of one drafter since compute's start: rows that had any, and drafts of them.
+
+    `accepted[k]` counts the rows of which draft k, and so all before it, was right.
+    """
+
+    drafter: str
+    num_rows: int
+    num_drafts: int
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What a compute's steps took: counts since its start, times over its last thousand steps.
 
@@ -97,6 +110,7 @@ class StepReport:
     num_preemptions: int = 0
     num_draft_tokens: int = 0  # that were computed beside the tokens before them
     num_accepted_tokens: int = 0  # of them, those that were right
+    drafts: tuple[DraftReport, ...] = ()  # the same by drafter and place
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,9 @@ class Engine:
             self._mask_source.advance(oldest.plan, result, oldest.skipped)
         self._scheduler.commit(oldest.plan, result, waited_s)
         committed_s = self._clock()
-        self.records.taken(oldest.record, began_s, waited_s, committed_s)
+        self.records.taken(
+            oldest.record, began_s, waited_s, committed_s, *result.num_drafts(oldest.plan)
+        )
         stats, plan = self.stats, oldest.plan
         stats.num_steps += 1
         stats.num_prefill_tokens += plan.num_tokens - plan.num_decode_rows
@@ -341,6 +343,7 @@ class Engine:
             num_preemptions=counts.preemptions_total,
             num_draft_tokens=counts.drafts_total,
             num_accepted_tokens=counts.accepted_drafts_total,
+            drafts=counts.drafts,
         )
 
     def forget(self) -> None:

@@ -219,7 +219,7 @@ class StepResult:
 
     Of a step with drafts, num_offered[s] says how many the device had of those that it might put
     behind sample s. Of any step of a device that drafts, num_found[s] says how many it has for the
-    next, and found_by[s] which of `speculative.ngram.DRAFTERS` they are from.
+    next, and found_by[s] which of `speculative.settings.DRAFTERS` they are from.
     """
 
     step_id: int
@@ -235,3 +235,10 @@ class StepResult:
     num_offered: Int32Array = field(default_factory=lambda: NO_IDS)  # [S]; empty: none
     num_found: Int32Array = field(default_factory=lambda: NO_IDS)  # [S]; empty: it does not draft
     found_by: Int32Array = field(default_factory=lambda: NO_IDS)  # [S], as num_found
+
+    def num_drafts(self, plan: StepPlan) -> tuple[int, int]:
+        """How many drafts there were, and how many of them were right."""
+        if not len(plan.num_drafts):
+            return 0, 0
+        num_right = np.maximum(self.n_valid[: plan.num_decode_rows] - 1, 0)
+        return int(self.num_offered.sum()), int(num_right.sum())

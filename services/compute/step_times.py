@@ -21,11 +21,12 @@ MARGIN_S = 0.0003  # beside the host's slow time; a timer of the loop overshoots
 
 _LAUNCH = ("step_id", "decode_rows", "prefill_tokens", "samples", "rested")
 _TIMES = ("plan_s", "launch_s", "launched_s", "wait_s", "commit_s", "committed_s")
+_DRAFTS = ("drafted", "accepted", "wasted")
 _REST = ("send_s", "sent_s", "slept_s", "device_start_s", "device_end_s")
-_RECORD = np.dtype([(name, np.float64) for name in _LAUNCH + _TIMES + _REST])
+_RECORD = np.dtype([(name, np.float64) for name in _LAUNCH + _TIMES + _DRAFTS + _REST])
 _ROW_BYTES = _RECORD.itemsize
-_UNKNOWN = struct.pack("8d", *[nan] * 8)
-_LAUNCHED, _TAKEN, _SENT, _DEVICE = (struct.Struct(f"{size}d") for size in (8, 3, 3, 2))
+_LAUNCHED, _TAKEN, _SENT, _DEVICE = (struct.Struct(f"{size}d") for size in (8, 6, 3, 2))
+_UNKNOWN = struct.pack("d", nan) * (_ROW_BYTES // 8)
 _TAKEN_AT, _SENT_AT, _DEVICE_AT = (
     8 * (_RECORD.names or ()).index(name) for name in ("wait_s", "send_s", "device_start_s")
 )
@@ -36,7 +37,8 @@ _HOST_PHASES = {  # name: column of its begin, column of its end
     "commit": ("commit_s", "committed_s"),
     "send": ("send_s", "sent_s"),
 }
-_SIZED = ("plan", "step")  # tracks that show the sizes of steps
+_SIZES = tuple(name for name in _LAUNCH if name != "rested")
+_ARGS = {"plan": _SIZES, "step": (*_SIZES, *_DRAFTS)}  # what tracks show; others only the step's id
 
 Column: TypeAlias = npt.NDArray[np.float64]
 Records: TypeAlias = npt.NDArray[np.void]  # of _RECORD: rows["plan_s"] is a column
@@ -52,7 +54,7 @@ class StepRecords:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._data = bytearray(_UNKNOWN * (2 * capacity))
+        self._data = bytearray(_UNKNOWN * capacity)
         self._table = np.frombuffer(self._data, _RECORD)
         self._num_launched = 0
         self._last_taken = -1
@@ -74,13 +76,22 @@ class StepRecords:
         at = number % self._capacity * _ROW_BYTES
         sizes = (plan.step_id, num_decode_rows, num_prefill_tokens, num_samples, self._rested)
         _LAUNCHED.pack_into(self._data, at, *sizes, began_s, planned_s, launched_s)
-        self._data[at + _LAUNCHED.size : at + _ROW_BYTES] = _UNKNOWN
+        self._data[at + _LAUNCHED.size : at + _ROW_BYTES] = _UNKNOWN[_LAUNCHED.size :]
         self._rested = False
         return number
 
-    def taken(self, number: int, began_s: float, waited_s: float, committed_s: float) -> None:
+    def taken(
+        self,
+        number: int,
+        began_s: float,
+        waited_s: float,
+        committed_s: float,
+        num_drafts: int = 0,
+        num_accepted: int = 0,
+    ) -> None:
+        drafts = num_drafts, num_accepted, num_drafts - num_accepted
         at = number % self._capacity * _ROW_BYTES + _TAKEN_AT
-        _TAKEN.pack_into(self._data, at, began_s, waited_s, committed_s)
+        _TAKEN.pack_into(self._data, at, began_s, waited_s, committed_s, *drafts)
         self._last_taken = number
 
     def on_device(self, number: int, start_s: float, end_s: float) -> None:
@@ -114,11 +125,14 @@ class StepRecords:
         rows = self.last(self._capacity)
         rows = rows[rows["plan_s"] >= since_s]
         columns = {name: array("d", rows[name].tobytes()) for name in _RECORD.fields or ()}
-        args = tuple(TrackArg(name, columns[name]) for name in _LAUNCH if name != "rested")
+        args = {name: TrackArg(name, columns[name]) for name in (*_SIZES, *_DRAFTS)}
         spans = [("host", name, *places) for name, places in _HOST_PHASES.items()]
         spans.append(("device", "step", "device_start_s", "device_end_s"))
         return tuple(
-            Track(lane, name, columns[begin], columns[end], args[: 4 if name in _SIZED else 1])
+            Track(
+                *(lane, name, columns[begin], columns[end]),
+                tuple(args[each] for each in _ARGS.get(name, _SIZES[:1])),
+            )
             for lane, name, begin, end in spans
         )
 

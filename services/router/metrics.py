@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import TypeAlias, TypeVar
 
 from prometheus_client import generate_latest
@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from common.messages.control import StepReport
+from common.messages.control import DraftReport, StepReport
 from services.router.dispatch import Dispatch
 from services.router.groups import SERVICES, RegisteredWorker
 from services.router.refused_keys import RefusedKeys
@@ -102,12 +102,14 @@ STEP_COUNTERS: tuple[Row[StepReport], ...] = (
         "Times that a sequence lost its KV pages to an older one, to be recomputed or swapped in.",
         lambda report: report.num_preemptions,
     ),
+)
+DRAFT_COUNTERS: tuple[Row[DraftReport], ...] = (
     (
         "draft_tokens",
         "Guessed tokens that steps computed behind those they followed.",
-        lambda report: report.num_draft_tokens,
+        lambda report: report.num_drafts,
     ),
-    ("accepted_tokens", "Those that were right.", lambda report: report.num_accepted_tokens),
+    ("accepted_tokens", "Those that were right.", lambda report: sum(report.accepted)),
 )
 DEVICE_IDLE: Row[StepReport] = (
     "device_idle_ratio",
@@ -124,6 +126,11 @@ ENGINE_GAUGES: tuple[Row[RegisteredWorker], ...] = (
 ENGINE_COUNTERS: tuple[Row[StepReport], ...] = (
     ("num_preemptions", "Preemptions.", lambda report: report.num_preemptions),
     (
+        "spec_decode_num_drafts",
+        "Rows that had draft tokens.",
+        lambda report: sum(each.num_rows for each in report.drafts),
+    ),
+    (
         "spec_decode_num_draft_tokens",
         "Draft tokens.",
         lambda report: report.num_draft_tokens,
@@ -133,6 +140,11 @@ ENGINE_COUNTERS: tuple[Row[StepReport], ...] = (
         "Accepted draft tokens.",
         lambda report: report.num_accepted_tokens,
     ),
+)
+ACCEPTED_BY_PLACE: Row[int] = (
+    "spec_decode_num_accepted_tokens_per_pos",
+    "Accepted draft tokens by their position behind the row's token.",
+    lambda number: number,
 )
 REQUEST_COUNTERS: tuple[Row[RequestStats], ...] = (
     ("prompt_tokens", "Tokens of prompts.", lambda stats: stats.num_prompt_tokens),
@@ -248,12 +260,24 @@ def _computes(computes: Sequence[RegisteredWorker]) -> Iterator[Metric]:
     reports = [(labels, worker.load.steps) for labels, worker in replicas if worker.load.steps]
     yield from _gauges(own, ("replica",), replicas, KV_USAGE)
     yield from _counters(own, ("replica",), reports, *STEP_COUNTERS)
+    drafts = [
+        ((replica, each.drafter), each) for (replica,), report in reports for each in report.drafts
+    ]
+    yield from _counters(own, ("replica", "drafter"), drafts, *DRAFT_COUNTERS)
     yield from _step_times(reports)
     yield from _gauges(own, ("replica",), reports, DEVICE_IDLE)
     names, engines = ("model_name", "engine"), [((w.model.name, w.name), w) for w in computes]
     yield from _gauges("vllm:", names, engines, *ENGINE_GAUGES)
     steps = [(labels, w.load.steps) for labels, w in engines if w.load.steps]
     yield from _counters("vllm:", names, steps, *ENGINE_COUNTERS)
+    by_place = [
+        ((*labels, str(place)), sum(numbers))
+        for labels, report in steps
+        for place, numbers in enumerate(
+            zip_longest(*(each.accepted for each in report.drafts), fillvalue=0)
+        )
+    ]
+    yield from _counters("vllm:", (*names, "position"), by_place, ACCEPTED_BY_PLACE)
 
 
 def _step_times(reports: Labelled[StepReport]) -> Iterator[Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from common.messages.arrays import uint32s, uint64s
-from common.messages.control import Load, Signals, StepReport
+from common.messages.control import DraftReport, Load, Signals, StepReport
 from common.messages.experts import ExpertLoad
 from common.messages.failure import Failure
 from tests.flow.router_ring import CHAT, Ring, Script, chat, last_counter, running_router, waiting
@@ -19,6 +19,7 @@ REPORT = StepReport(
     num_preemptions=3,
     num_draft_tokens=40,
     num_accepted_tokens=31,
+    drafts=(DraftReport("ngram", 6, 10, (4, 2)), DraftReport("prediction", 10, 30, (10, 9, 6))),
 )
 SAMPLE = re.compile(r'([a-z0-9_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? ([0-9.e+-]+)')
 ENDINGS = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
@@ -99,8 +100,10 @@ async def test_a_computes_steps_are_metrics() -> None:
         'prefill_tokens_total{replica="compute"}': 34,
         'sampled_tokens_total{replica="compute"}': 5600,
         'preemptions_total{replica="compute"}': 3,
-        'draft_tokens_total{replica="compute"}': 40,
-        'accepted_tokens_total{replica="compute"}': 31,
+        'draft_tokens_total{drafter="ngram",replica="compute"}': 10,
+        'draft_tokens_total{drafter="prediction",replica="compute"}': 30,
+        'accepted_tokens_total{drafter="ngram",replica="compute"}': 6,
+        'accepted_tokens_total{drafter="prediction",replica="compute"}': 25,
         'step_seconds{phase="plan",quantile="0.5",replica="compute"}': 0.0001,
         'step_seconds{phase="plan",quantile="0.99",replica="compute"}': 0.0002,
         'host_cycle_seconds{quantile="0.5",replica="compute"}': 0.0005,
@@ -142,9 +145,12 @@ async def test_a_compute_is_an_engine_under_vllms_names() -> None:
         f"vllm:kv_cache_usage_perc{engine}": 0.25,
         f"vllm:gpu_cache_usage_perc{engine}": 0.25,
         f"vllm:num_preemptions_total{engine}": 3,
+        f"vllm:spec_decode_num_drafts_total{engine}": 16,
         f"vllm:spec_decode_num_draft_tokens_total{engine}": 40,
         f"vllm:spec_decode_num_accepted_tokens_total{engine}": 31,
     }
+    by_place = f"vllm:spec_decode_num_accepted_tokens_per_pos_total{engine[:-1]},position="
+    assert [metrics[f'{by_place}"{place}"}}'] for place in range(3)] == [14, 11, 6]
 
 
 async def test_answers_are_counted_under_vllms_names() -> None:

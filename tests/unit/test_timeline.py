@@ -124,6 +124,13 @@ def test_the_summary_says_how_busy_the_device_was_and_what_went_on_meanwhile() -
     ]
 
 
+def test_the_summary_says_what_became_of_drafts() -> None:
+    drafts = {"drafted": [7.0, nan], "wasted": [3.0, nan]}
+    step = track_of("device", "step", (1.0, 2.0), (2.0, 3.0), **drafts)
+    (line,) = summary(Timeline((replace(COMPUTE, tracks=(step,)),)))
+    assert line.endswith("busy 100.0%, 7 tokens drafted, of which 4 accepted and 3 wasted")
+
+
 def test_the_busiest_experts_of_each_layer_are_a_table_and_all_are_in_the_trace() -> None:
     tokens = uint64s((100, 0, 600, 200, 50, 50, *[0] * 6))
     part = replace(COMPUTE, experts=ExpertLoad(uint32s((1, 30)), tokens))

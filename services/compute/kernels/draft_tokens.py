@@ -27,7 +27,7 @@ from services.compute.step import BoolArray, Int32Array
 NO_DRAFT = -1
 DRAFT_WORDS = 2
 """The last words of a result: whether its row counts; and how many drafts the slot has now, with
-what they are from (`speculative.ngram.DRAFTERS`) above bit FOUND_BY_SHIFT."""
+what they are from (`speculative.settings.DRAFTERS`) above bit FOUND_BY_SHIFT."""
 FOUND_BY_SHIFT = 8
 
 _NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)

@@ -12,9 +12,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.packing import Packer
 from services.compute.scheduler.sequence import LaunchedStep, Sequence
 from services.compute.scheduler.state import SchedulerState
+from services.compute.speculative.draft_counts import DraftCounts
+from services.compute.speculative.settings import GRAMMAR
 from services.compute.step import (
     DEVICE_TOKEN,
     NO_DRAFTS,
@@ -52,16 +55,16 @@ class Drafting:
     """Between the plans of a scheduler and the policy."""
 
     def __init__(
-        self, state: SchedulerState, packer: Packer, policy: DraftPolicy, max_rows: int
+        self, state: SchedulerState, packer: Packer, policy: DraftPolicy, spec: RunnerSpec
     ) -> None:
         self._state = state
         self._packer = packer
         self._policy = policy
-        self._max_rows = max_rows  # of a step
+        self._max_rows = spec.max_num_seqs  # of a step
         self._any_found = False
         self._forced: dict[int, ForcedTokens] = {}  # by slot
-        self.num_drafts_total = 0  # that the device had
-        self.num_accepted_total = 0
+        self._drafter_N = np.zeros(spec.max_num_seqs, dtype=np.int32)  # of what a slot has
+        self.counts = DraftCounts(spec.max_drafts)
 
     def begin(self, slots: tuple[SlotDelta, ...]) -> None:
         for delta in slots:
@@ -128,17 +131,19 @@ class Drafting:
             for sample, count, valid, had in zip(*columns, strict=True):
                 step.samples[sample].num_offered += had
                 self._packer.reject(step.samples[sample], count, valid)
-            self.num_drafts_total += int(offered.sum())
-            self.num_accepted_total += int(right.sum())
             guessed = np.array([not step.samples[s].params.structured for s in samples], np.bool_)
+            slots = self._slots(step, samples)
+            drafters = np.where(guessed, self._drafter_N[slots], GRAMMAR)
+            self.counts.add(drafters, offered, np.maximum(right, 0))
             if guessed.any():  # of what is forced there is nothing to learn
-                slots = self._slots(step, samples)
                 self._policy.seen(slots[guessed], offered[guessed], right[guessed])
         self._any_found = bool(result.num_found.any())
         if self._any_found:
             # Not of those that ended, or were skipped and preempted since.
             samples = [s for s, sequence in enumerate(step.samples) if sequence.slot >= 0]
-            self._policy.found(self._slots(step, samples), result.num_found[samples])
+            slots = self._slots(step, samples)
+            self._drafter_N[slots] = result.found_by[samples]
+            self._policy.found(slots, result.num_found[samples])
 
     @staticmethod
     def _slots(step: LaunchedStep, samples: list[int]) -> Int32Array:

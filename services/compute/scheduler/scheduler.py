@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from common.messages.address import AttemptId
+from common.messages.control import DraftReport
 from common.messages.failure import EndReason, Failure
 from common.messages.generate import Generate
 from services.compute.kv.memory import KVMemory
@@ -44,6 +45,7 @@ class SchedulerStats:
     nonfinite_requests_total: int
     drafts_total: int = 0  # that the device had, where steps had rows for them
     accepted_drafts_total: int = 0
+    drafts: tuple[DraftReport, ...] = ()
 
 
 class Scheduler:
@@ -73,7 +75,7 @@ class Scheduler:
         self._packer = Packer(state, num_slots, gives_tokens=settings.num_groups > 1)
         self._drafting: Drafting | None = None
         if draft_policy is not None:
-            self._drafting = Drafting(state, self._packer, draft_policy, spec.max_num_seqs)
+            self._drafting = Drafting(state, self._packer, draft_policy, spec)
         self._planner = Planner(state, spec, settings, self._drafting)
         self._committer = Committer(state, self._drafting)
         self._in_flight: deque[LaunchedStep] = deque()
@@ -218,6 +220,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         state, planner = self._state, self._planner
+        drafts = None if self._drafting is None else self._drafting.counts
         num_swapped = sum(s.status is Status.SWAPPED for s in state.waiting)
         num_loading = sum(s.status is Status.LOADING for s in state.running)
         return SchedulerStats(
@@ -234,10 +237,9 @@ class Scheduler:
             preemptions_total=planner.preemptions_total,
             started_total=planner.num_started_total,
             nonfinite_requests_total=self._committer.nonfinite_requests_total,
-            drafts_total=0 if self._drafting is None else self._drafting.num_drafts_total,
-            accepted_drafts_total=0
-            if self._drafting is None
-            else self._drafting.num_accepted_total,
+            drafts_total=0 if drafts is None else drafts.num_offered,
+            accepted_drafts_total=0 if drafts is None else drafts.num_right,
+            drafts=() if drafts is None else drafts.reports(),
         )
 
     def queue(self) -> tuple[int, float | None]:

@@ -19,12 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from services.compute.kernels.slot_entries import SlotEntry
-from services.compute.speculative.settings import SpeculativeSettings
+from services.compute.speculative.settings import NGRAM, PREDICTION, SpeculativeSettings
 from services.compute.step import NO_IDS, Int32Array
-
-NGRAM, PREDICTION = range(2)
-DRAFTERS = ("ngram", "prediction")
-"""What a draft is from: the text itself, or the client's prediction."""
 
 
 class Stand(NamedTuple):

@@ -14,6 +14,11 @@ MOST_DRAFTS = 7
 all before it to be right, and pages that are kept for it."""
 
 
+NGRAM, PREDICTION, GRAMMAR = range(3)
+DRAFTERS = ("ngram", "prediction", "grammar")
+"""What drafts are from: the text itself, the client's prediction, or a grammar that forces them."""
+
+
 class SpeculativeSettings(Settings):
     """Which drafts there are, and how many of them a row gets."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel
 
+from common.messages.arrays import int32s
 from common.messages.sampling import SamplingParams
 from tests.unit.compute.engine_server import Server
 from tests.unit.compute.tiny_models import VOCAB_SIZE
@@ -131,13 +132,17 @@ def check_same(heard: Heard, again: Heard) -> None:
             assert both[0] == both[1] and reason == other_reasons[counter]
 
 
-def play(server: Server, history: Sequence[Ask]) -> None:
-    """All of it, until nothing is left."""
+def play(
+    server: Server, history: Sequence[Ask], predictions: Mapping[int, Sequence[int]] | None = None
+) -> None:
+    """All of it, until nothing is left; with what some clients say that they will hear."""
     last = max(max(ask.comes_at, ask.leaves_at or 0) for ask in history)
     for turn in range(last + 1):
         for ask in history:
             if ask.comes_at == turn:
-                server.ask(ask.counter, ask.prompt, ask.sampling, num_choices=ask.num_choices)
+                predicted = int32s((predictions or {}).get(ask.counter, ())).tobytes()
+                fields = {"num_choices": ask.num_choices, "prediction_ids": predicted}
+                server.ask(ask.counter, ask.prompt, ask.sampling, **fields)
             if ask.leaves_at == turn:
                 for counter in ask.counters:
                     server.abort(counter)

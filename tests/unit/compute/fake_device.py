@@ -382,7 +382,7 @@ class FakeDevice:
             if sampling.num_logprobs >= 0:
                 logprobs[sample] = tuple(TokenLogprobs(-float(token)) for token in drawn)
         result = StepResult(plan.step_id, tokens, valid, nonfinite, logprobs)
-        return replace(result, num_offered=offered, num_found=found)
+        return replace(result, num_offered=offered, num_found=found, found_by=0 * found)
 
 
 def _given(plan: StepPlan, row: int, number: int) -> int:

@@ -29,7 +29,7 @@ def note_step(records: StepRecords, step_id: int, device_idle_s: float = 0.0) ->
     """
     at_s = START_S + STEP_S * step_id
     number = records.launched(plan_of(step_id), at_s, at_s + 0.001, at_s + 0.003)
-    records.taken(number, at_s + 0.005, at_s + 0.008, at_s + 0.0085)
+    records.taken(number, at_s + 0.005, at_s + 0.008, at_s + 0.0085, step_id, 2)
     records.on_device(number, at_s + device_idle_s, at_s + STEP_S)
     records.sent(at_s + 0.0085, at_s + 0.00875, 0.001)
 
@@ -142,6 +142,9 @@ def test_a_timeline_has_the_phases_on_the_host_and_the_steps_on_the_device() -> 
         "decode_rows": [3] * 5,
         "prefill_tokens": [5] * 5,
         "samples": [4] * 5,
+        "drafted": pytest.approx([6, 7, 8, 9, nan], nan_ok=True),
+        "accepted": pytest.approx([2, 2, 2, 2, nan], nan_ok=True),
+        "wasted": pytest.approx([4, 5, 6, 7, nan], nan_ok=True),
     }
     assert step.began_s.tolist()[:4] == pytest.approx([START_S + 0.01 * n for n in range(6, 10)])
     assert isnan(step.began_s[4])  # it has not been heard of yet

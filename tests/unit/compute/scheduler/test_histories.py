@@ -366,8 +366,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         drafting = self.loop.scheduler._drafting
         if drafting is not None:
             self.seen["forced"] += self.loop.num_given
-            self.seen["right"] += drafting.num_accepted_total
-            self.seen["wrong"] += drafting.num_drafts_total - drafting.num_accepted_total
+            self.seen["right"] += drafting.counts.num_right
+            self.seen["wrong"] += drafting.counts.num_offered - drafting.counts.num_right
         self.seen["read in the step of the write"] += self.loop.device.num_reads_of_same_step
         check_scheduler(self.loop.scheduler)
         self.loop.scheduler.flush_prefix_cache()

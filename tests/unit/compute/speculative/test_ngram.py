@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from services.compute.kernels.slot_entries import SlotEntry
-from services.compute.speculative.ngram import NGRAM, PREDICTION, NgramDrafter, draft
-from services.compute.speculative.settings import SpeculativeSettings
+from services.compute.speculative.ngram import NgramDrafter, draft
+from services.compute.speculative.settings import NGRAM, PREDICTION, SpeculativeSettings
 from services.compute.step import NO_IDS, int32_array
 
 FOUR = SpeculativeSettings(num_speculative_tokens=4)
