@@ -41,10 +41,16 @@ class EagerDrafting:
         """Draft behind the tokens that count; returns how many there are, and what they are from,
         on each slot's first row."""
         num_found_S, found_by_S = np.zeros((2, len(slots_S)), dtype=np.int32)
-        firsts = np.flatnonzero(np.diff(slots_S, prepend=-1)).tolist()
-        for first, end in pairwise((*firsts, len(slots_S))):
-            slot, new = int(slots_S[first]), tokens_S[first:end][counts_S[first:end]]
-            drafts, found_by_S[first] = self._drafter.extend(slot, new.astype(np.int32))
-            states.draft(slot, drafts)
-            num_found_S[first] = len(drafts)
+        firsts = np.flatnonzero(np.diff(slots_S, prepend=-1))
+        counted = np.concatenate(((0,), np.cumsum(counts_S)))
+        ends = counted[np.append(firsts, len(slots_S))].tolist()
+        tokens = tokens_S[counts_S].astype(np.int32)
+        slots = slots_S[firsts]
+        states.forget_drafts(slots)
+        columns = zip(firsts.tolist(), slots.tolist(), pairwise(ends), strict=True)
+        for first, slot, (begin, end) in columns:
+            drafts, by = self._drafter.extend(slot, tokens[begin:end])
+            if len(drafts):
+                states.draft(slot, drafts)
+                num_found_S[first], found_by_S[first] = len(drafts), by
         return num_found_S, found_by_S

@@ -100,6 +100,9 @@ class SlotStates:
         np.add.at(self._output_index, slots, 1)
         self._last_token[slots] = tokens
 
+    def forget_drafts(self, slots: Int64Array) -> None:
+        self._drafts_NK[slots] = NO_DRAFT
+
     def draft(self, slot: int, drafts: Int32Array) -> None:
-        self._drafts_NK[slot] = NO_DRAFT
+        """Keep drafts of a slot that has none."""
         self._drafts_NK[slot, : len(drafts)] = drafts

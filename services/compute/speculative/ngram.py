@@ -20,7 +20,7 @@ import numpy as np
 
 from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.speculative.settings import NGRAM, PREDICTION, SpeculativeSettings
-from services.compute.step import NO_IDS, Int32Array
+from services.compute.step import NO_IDS, Int32Array, Int64Array
 
 
 class Stand(NamedTuple):
@@ -39,6 +39,10 @@ class NgramDrafter:
         self._ids_NL = np.zeros((num_slots, max_positions + 1), dtype=np.int32)
         self._num_ids = np.zeros(num_slots, dtype=np.int64)  # 0: the slot does not draft
         self._stands = [Stand(max_positions + 1, max_positions, False)] * num_slots
+        self._most, self._is_synthetic = settings.max_drafts, settings.is_synthetic
+        self._gram_bytes = 4 * settings.prompt_lookup_min
+        # By which most tokens are done: what never stood before is not looked for (2 us, not 20).
+        self._grams: list[set[bytes]] = [set() for _ in range(num_slots)]
 
     def enter(self, entry: SlotEntry) -> None:
         """A sequence takes its slot."""
@@ -48,6 +52,7 @@ class NgramDrafter:
         ids_L[: len(ids)], ids_L[start:] = ids, predicted
         self._num_ids[entry.slot] = len(ids)
         self._stands[entry.slot] = Stand(start, start - 1, len(predicted) > 0)
+        self._grams[entry.slot] = {*self._grams_of(ids), *self._grams_of(predicted)}
 
     def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
         """Append what a slot's sequence went on with; return the drafts for what follows, and which
@@ -55,51 +60,81 @@ class NgramDrafter:
         start = int(self._num_ids[slot])
         if not start:
             return NO_IDS, NGRAM
-        ids_L, most = self._ids_NL[slot], self._settings.max_drafts
-        stand = follow(ids_L, tokens, self._stands[slot])
+        ids_L, most = self._ids_NL[slot], self._most
+        stand = self._stands[slot]
+        if stand.follows:
+            stand = follow(ids_L, tokens, stand)
         end = min(start + len(tokens), len(ids_L))
         ids_L[start:end] = tokens[: end - start]
         self._num_ids[slot] = end
         last = end - 1
-        if self._settings.is_synthetic:
+        if self._is_synthetic:
             return np.repeat(ids_L[last], most), NGRAM
-        place = stand.place if stand.follows else find(ids_L, last, stand, self._settings)
+        stood_before = self._remember(slot, start, end)
+        place = stand.place if stand.follows else -1
+        if stood_before and not stand.follows:
+            place = find(ids_L, last, stand, self._settings)
         is_predicted = place > last
-        if is_predicted:
-            stand = Stand(stand.start, place, True)
-        self._stands[slot] = stand
+        self._stands[slot] = Stand(stand.start, place, True) if is_predicted else stand
+        if place < 0:
+            return NO_IDS, NGRAM
         stop = len(ids_L) if is_predicted else end
-        drafts = ids_L[place + 1 : min(place + 1 + most, stop)].copy() if place >= 0 else NO_IDS
+        drafts = ids_L[place + 1 : min(place + 1 + most, stop)].copy()
         return drafts, PREDICTION if is_predicted else NGRAM
+
+    def _remember(self, slot: int, start: int, end: int) -> bool:
+        """Take the grams that end in places start .. end; whether the last of them is not new."""
+        grams, size, ids_L = self._grams[slot], self._gram_bytes // 4, self._ids_NL[slot]
+        stood_before = start == end
+        for stop in range(max(start + 1, size), end + 1):
+            gram = ids_L[stop - size : stop].tobytes()
+            stood_before = gram in grams
+            grams.add(gram)
+        return stood_before
+
+    def _grams_of(self, ids: Int32Array) -> list[bytes]:
+        """Each run of so many tokens as have to be alike."""
+        size, data = self._gram_bytes, ids.tobytes()
+        return [data[first : first + size] for first in range(0, len(data) + 1 - size, 4)]
 
 
 def follow(ids_L: Int32Array, tokens: Int32Array, stand: Stand) -> Stand:
     """Where an answer stands that goes on with these tokens, which may be about to take the places
     of what they are compared with."""
     place = stand.place + len(tokens)
-    goes_on = stand.follows and place < len(ids_L) - 1
-    if goes_on and np.array_equal(ids_L[stand.place + 1 : place + 1], tokens):
+    if place < len(ids_L) - 1 and np.array_equal(ids_L[stand.place + 1 : place + 1], tokens):
         return stand._replace(place=place)
     return stand._replace(follows=False)
 
 
 def find(ids_L: Int32Array, last: int, stand: Stand, settings: SpeculativeSettings) -> int:
     """The place from which a text goes on that may go on so from `last`, too; -1 for none."""
-    first = max(stand.start, last + 1)
-    in_text_M = np.flatnonzero(ids_L[:last] == ids_L[last])
-    ends_M = np.concatenate((in_text_M, first + np.flatnonzero(ids_L[first:-1] == ids_L[last])))
-    floor_M = np.where(ends_M > last, first, 0)
-    alike_M = np.ones(len(ends_M), dtype=np.int64)
-    for back in range(1, settings.prompt_lookup_max):
-        is_alike = (alike_M == back) & (ends_M - back >= floor_M) & (last >= back)
-        is_alike &= ids_L[np.maximum(ends_M - back, 0)] == ids_L[max(last - back, 0)]
-        alike_M += is_alike
-    if not len(ends_M) or alike_M.max() < settings.prompt_lookup_min:
+    least, length = settings.prompt_lookup_min, len(ids_L)
+    if last + 1 < least:
         return -1
-    is_ahead_M = ends_M > max(stand.place, last)
-    rank_M = np.where(is_ahead_M, 2 * len(ids_L) - ends_M, ends_M)
-    best_M = np.flatnonzero(alike_M == alike_M.max())
-    return int(ends_M[best_M[rank_M[best_M].argmax()]])
+    first = max(stand.start, last + 1)
+    ends_M = _alike(ids_L, last, least, 0, last)
+    if first < length:
+        ends_M = np.concatenate((ends_M, _alike(ids_L, last, least, first, length - 1)))
+    if not len(ends_M):
+        return -1
+    floor_M = np.where(ends_M > last, first, 0)
+    alike_M = np.full(len(ends_M), least)
+    for back in range(least, min(settings.prompt_lookup_max, last + 1)):
+        is_alike = (alike_M == back) & (ends_M - back >= floor_M)
+        alike_M += is_alike & (ids_L[np.maximum(ends_M - back, 0)] == ids_L[last - back])
+    best_M = ends_M[alike_M == alike_M.max()]
+    is_ahead_M = best_M > max(stand.place, last)
+    return int(best_M[np.where(is_ahead_M, 2 * length - best_M, best_M).argmax()])
+
+
+def _alike(ids_L: Int32Array, last: int, count: int, begin: int, stop: int) -> Int64Array:
+    """Places in begin .. stop at which as many ids end alike as do at `last`."""
+    begin += count - 1
+    is_alike = ids_L[begin:stop] == ids_L[last]
+    for back in range(1, count):
+        is_alike &= ids_L[begin - back : max(stop, begin) - back] == ids_L[last - back]
+    return begin + np.flatnonzero(is_alike)
 
 
 def draft(ids_L: Int32Array, settings: SpeculativeSettings) -> Int32Array:
