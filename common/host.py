@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import tempfile
 from collections.abc import Mapping
@@ -59,6 +60,16 @@ def is_fast_at_bf16() -> bool:
     lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
     flags = lines[0].partition(":")[2].split() if lines else []
     return bool(FAST_BF16_FLAGS & set(flags))
+
+
+def processor_name() -> str:
+    """Return the processor's model, or its architecture where the system does not say it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return platform.machine()
+    names = (line for line in text.splitlines() if line.startswith("model name"))
+    return next(names, platform.machine()).partition(":")[2].strip() or platform.machine()
 
 
 def raise_open_files_limit() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -16,14 +18,19 @@ from common.tokenizer_folder import describe_worker
 from services.compute.config import ComputeSettings
 from services.compute.grammar.protocol import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.runner.registry import NO_LINKS, load_runner
-from services.compute.runner.row_costs import measure
+from services.compute.runner.registry import NO_LINKS, describe_device, load_runner
+from services.compute.runner.row_costs import measure, still_hold
 from services.compute.scheduler.drafting import DraftPolicy
 from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
+from services.compute.speculative import cost_file
 from services.compute.speculative.controller import DraftController, FixedDrafts
 from services.compute.speculative.settings import SpeculativeSettings, read_speculative
+from services.compute.speculative.step_costs import StepCosts
+
+ANY_COSTS = ("core", "follower_cores", "record_dir", "grammar_at_startup", "speculative_config")
+"""Settings that may change while steps take what they took."""
 
 KEPT_PART = 256
 """The mask worker's memory over the text of kept grammars, which take 0.4 of it when compiled."""
@@ -57,23 +64,45 @@ class ModelDevice:
         runner = load_runner(self._folder, settings, self._links)
         spec = runner.spec()
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
-        drafts = draft_policy(speculative, runner)
+        costs = partial(self._costs, runner)
+        drafts = draft_policy(speculative, runner, costs)
         scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy, drafts)
         card = model_card(self.card(), settings, spec)
         card = replace(card, sampling_defaults=defaults, matryoshka=matryoshka)
         return runner, scheduler, card, grammar_settings(self._folder, settings, spec)
 
+    def _costs(self, runner: Runner) -> StepCosts:
+        """What steps take: as kept of an earlier start, if that still holds, or as measured."""
+        settings = self._settings.model_dump(exclude=set(ANY_COSTS))
+        about = {
+            "model": self.card().revision,
+            "settings": settings,
+            **describe_device(self._settings),
+        }
+        file, log = cost_file.file_of(about), structlog.get_logger()
+        costs = cost_file.read(file)
+        if costs is not None and still_hold(costs, runner):
+            log.info("step costs kept", file=str(file))
+            return costs
+        costs = measure(runner)
+        log.info("steps measured", **costs._asdict())
+        cost_file.keep(file, costs)
+        return costs
 
-def draft_policy(speculative: SpeculativeSettings | None, runner: Runner) -> DraftPolicy | None:
+
+def draft_policy(
+    speculative: SpeculativeSettings | None,
+    runner: Runner,
+    costs: Callable[[], StepCosts] | None = None,
+) -> DraftPolicy | None:
     """What chooses numbers of drafts: the settings, or from what steps take on this device."""
     spec = runner.spec()
     if speculative is None or not spec.max_drafts:
         return None
     if speculative.num_speculative_tokens:
         return FixedDrafts(spec.max_num_seqs, spec.max_drafts)
-    costs = measure(runner)
-    structlog.get_logger().info("steps measured", **costs._asdict())
-    return DraftController(spec.max_num_seqs, spec.max_drafts, costs)
+    step_costs = measure(runner) if costs is None else costs()
+    return DraftController(spec.max_num_seqs, spec.max_drafts, step_costs)
 
 
 def grammar_settings(

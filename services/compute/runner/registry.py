@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from common.config import LinkSettings
 from common.errors import ConfigError
+from common.host import processor_name
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
@@ -189,6 +190,16 @@ def _takes_cuda(settings: ComputeSettings) -> bool:
             "compute.device is cuda, and torch finds no CUDA device; use auto or cpu."
         )
     return settings.device != "cpu" and torch.cuda.is_available()
+
+
+def describe_device(settings: ComputeSettings) -> dict[str, object]:
+    """What the times of a model's steps depend on beside model and settings."""
+    import torch
+
+    on_gpu = _takes_cuda(settings)
+    name = torch.cuda.get_device_name() if on_gpu else processor_name()
+    threads = 0 if on_gpu else torch.get_num_threads()
+    return {"device": name, "threads": threads, "torch": str(torch.__version__)}
 
 
 def check_toolchain(

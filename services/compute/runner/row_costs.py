@@ -5,15 +5,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.speculative.step_costs import StepCosts
-from services.compute.step import NO_IDS, StepPlan
+from services.compute.step import NO_IDS, SlotDelta, StepPlan
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROWS_ON_A_CPU = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # no buckets are filled up there
+CHECKED_ROWS = (1, 8)
+SAME_RATIO = 1.25  # of these, up to which costs that were kept are still those of this device
 REPEATS = 5
+ENOUGH_S = 0.5  # of steps of one size
 MOST_S = 20.0  # that a start may take for it
 LONG_CONTEXT = 2048
 LONG_ROWS = 16
@@ -23,13 +29,8 @@ def measure(runner: Runner, clock: Callable[[], float] = time.monotonic) -> Step
     """Time steps of decode rows of a runner that serves nothing yet: the least of a few each."""
     spec, until_s = runner.spec(), clock() + MOST_S
     sizes, step_s = [], []
-    step_id = itertools.count(-(1 << 32))  # below those of all plans
-
-    def least_s(num_rows: int, position: int) -> float:
-        plans = [_plan(spec, next(step_id), num_rows, position) for _ in range(REPEATS)]
-        return min(_time(runner, plan) for plan in plans)
-
-    for num_rows in MEASURED_ROWS:
+    least_s = _timer(runner, clock)
+    for num_rows in MEASURED_ROWS if spec.overlaps else ROWS_ON_A_CPU:
         if num_rows > spec.max_num_seqs or clock() > until_s:
             break
         sizes.append(num_rows)
@@ -42,6 +43,37 @@ def measure(runner: Runner, clock: Callable[[], float] = time.monotonic) -> Step
         return costs
     more_s = least_s(num_rows, position) - step_s[sizes.index(num_rows)]
     return costs._replace(position_s=max(more_s, 0.0) / (num_rows * position))
+
+
+def still_hold(
+    costs: StepCosts, runner: Runner, clock: Callable[[], float] = time.monotonic
+) -> bool:
+    """Whether what was kept is about what steps take now: by how much more a larger one does."""
+    sizes = [size for size in CHECKED_ROWS if size <= runner.spec().max_num_seqs]
+    kept_s = costs.seconds(np.array(sizes))
+    least_s = _timer(runner, clock)
+    found_s = np.array([least_s(size, 0) for size in sizes])
+    ratio = (found_s[-1] / found_s[0]) / (kept_s[-1] / kept_s[0])
+    return bool(1.0 / SAME_RATIO <= ratio <= SAME_RATIO)
+
+
+def _timer(runner: Runner, clock: Callable[[], float]) -> Callable[[int, int], float]:
+    """What gives the least time of steps of so many rows at a position."""
+    step_id = itertools.count(-(1 << 32))  # below those of all plans
+    spec = runner.spec()
+    # Rows that draw by chance take more than greedy ones: drafts are to pay for those, too.
+    drawn = SamplingParams(max_tokens=1, seed=1, temperature=1.0)
+    slots = tuple(SlotDelta(slot, 0, drawn, 0, ()) for slot in range(spec.max_num_seqs))
+    _time(runner, replace(_plan(spec, next(step_id), 1, 0), slots=slots))
+
+    def least_s(num_rows: int, position: int) -> float:
+        until_s, times_s = clock() + ENOUGH_S, list[float]()
+        while len(times_s) < REPEATS and (len(times_s) < 2 or clock() < until_s):
+            plan = _plan(spec, next(step_id), num_rows, position)
+            times_s.append(_time(runner, plan))
+        return min(times_s)
+
+    return least_s
 
 
 def _longest(spec: RunnerSpec, sizes: list[int]) -> tuple[int, int]:

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+
+from services.compute.runner.protocol import Runner, RunnerSpec
+from services.compute.runner.row_costs import measure, still_hold
+from services.compute.step import NO_IDS, StepPlan, StepResult
+from tests.unit.compute.fake_device import make_spec
+
+
+class TimedRunner:
+    """Steps take a while, and so much for each row."""
+
+    def __init__(self, base_s: float, row_s: float) -> None:
+        self.base_s, self.row_s = base_s, row_s
+        self.num_steps = 0
+
+    def spec(self) -> RunnerSpec:
+        return make_spec(max_num_seqs=40, overlaps=False)
+
+    def forward(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def go_on(self, plan: StepPlan) -> bool:
+        return True
+
+    def sample(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def result(self, plan: StepPlan) -> StepResult:
+        self.num_steps += 1
+        took_s = self.base_s + self.row_s * plan.num_decode_rows
+        none = np.zeros(0, dtype=np.bool_)
+        return StepResult(plan.step_id, NO_IDS, NO_IDS, none, computed_s=took_s)
+
+
+def runner(base_s: float, row_s: float) -> Runner:
+    return cast(Runner, TimedRunner(base_s, row_s))
+
+
+def test_steps_are_timed_by_their_rows_up_to_as_many_as_there_may_be() -> None:
+    costs = measure(runner(1.0, 0.5))
+    assert costs.num_rows == (1, 2, 4, 8, 16, 32)
+    assert costs.step_s == pytest.approx([1.5, 2.0, 3.0, 5.0, 9.0, 17.0])
+
+
+def test_costs_hold_while_more_rows_take_as_much_more_on_whatever_clock() -> None:
+    costs = measure(runner(1.0, 0.5))
+    assert still_hold(costs, runner(10.0, 5.0))
+    assert not still_hold(costs, runner(1.0, 0.05))
+    assert not still_hold(costs, runner(0.1, 0.5))
