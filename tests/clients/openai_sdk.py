@@ -88,6 +88,17 @@ def stream(client: OpenAI, model: str) -> None:
         assert events.get_final_completion().choices[0].message.content == text
 
 
+def predict(client: OpenAI, model: str) -> None:
+    """Predicted output."""
+    asked: dict[str, Any] = {"model": model, "messages": QUESTION, "temperature": 0}
+    text = client.chat.completions.create(**asked).choices[0].message.content
+    prediction = {"type": "content", "content": [{"type": "text", "text": text}]}
+    answer = client.chat.completions.create(**asked, prediction=prediction)
+    assert answer.choices[0].message.content == text
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens is not None
+
+
 def parse(client: OpenAI, model: str) -> None:
     """A pydantic model as the response format."""
     answer = client.chat.completions.parse(
@@ -283,6 +294,7 @@ def main() -> None:
     for scenario in (
         chat,
         stream,
+        predict,
         parse,
         tools,
         streamed_tools,

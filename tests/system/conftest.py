@@ -79,7 +79,12 @@ def tiny_stack(tiny_folder: Path) -> Stack:
     """A server that computes the tiny model in float32."""
     options = ("--device", "cpu", "--dtype", "float32")
     # One thread: several that wait for each other take seconds where the machine is busy.
-    settings = {"router.max_body_bytes": 1 << 18, "compute.num_threads": 1}
+    settings = {
+        "router.max_body_bytes": 1 << 18,
+        "compute.num_threads": 1,
+        # As many drafts as there are, whatever a busy machine's steps take.
+        "compute.speculative_config": '{"num_speculative_tokens": 4}',
+    }
     return shared("tiny_stack", lambda: Stack(tiny_folder, *options, settings=settings))
 
 

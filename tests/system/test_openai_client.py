@@ -41,6 +41,22 @@ def test_a_streamed_chat_says_what_the_whole_one_says(client: OpenAI) -> None:
     assert len(chunks) > 5
 
 
+def test_a_predicted_answer_is_the_same_and_its_usage_says_what_was_right(client: OpenAI) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 48, **GREEDY}
+    text = client.chat.completions.create(**asked).choices[0].message.content
+    predicted = {**asked, "prediction": {"type": "content", "content": text}}
+    answer = client.chat.completions.create(**predicted)
+    assert answer.choices[0].message.content == text
+    *chunks, last = client.chat.completions.create(
+        **predicted, stream=True, stream_options={"include_usage": True}
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    for usage in (answer.usage, last.usage):
+        details = usage.completion_tokens_details
+        assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0
+        assert usage.completion_tokens == 48
+
+
 def test_usage_comes_in_a_last_chunk_if_it_is_asked_for(client: OpenAI) -> None:
     asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 5, "stream": True, **GREEDY}
     *chunks, last = client.chat.completions.create(**asked, stream_options={"include_usage": True})
