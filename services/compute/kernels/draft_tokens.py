@@ -191,6 +191,7 @@ def _draft_tokens(
         ids_ptr += slot * L
         stand_ptr = stands_ptr + slot * 2
         stood = tl.load(stand_ptr + 1)
+        tl.debug_barrier()  # all threads have read what one of them writes now
         if count > 0:
             tl.store(resident.length + slot, end)
             tl.store(resident.output_index + slot, index)
