@@ -25,13 +25,15 @@ def make_lean(patch: pytest.MonkeyPatch) -> None:
     interpreter = importlib.import_module("triton.runtime.interpreter")
     core = importlib.import_module("triton.language.core")
     language = importlib.import_module("triton.language")
-    _keep_patches(patch, interpreter, LeanOperators(core, interpreter))
+    operators = LeanOperators(core, interpreter)
+    _keep_patches(patch, interpreter, operators)
     _keep_types(patch, core, language)
     _keep_tests_of_types(patch, core.dtype)
     _unwrap_only_what_is_wrapped(patch, core)
     common, semantic = _CommonTypes(core, interpreter), interpreter.interpreter_semantic
     patch.setattr(semantic, "binary_op_type_checking_impl", common.check)
     patch.setattr(semantic, "broadcast_impl_value", common.broadcast)
+    patch.setattr(semantic, "to_tensor", operators.to_tensor(semantic.to_tensor))
 
 
 def _keep_patches(patch: pytest.MonkeyPatch, interpreter: Any, operators: LeanOperators) -> None:

@@ -12,11 +12,18 @@ from typing import Any
 
 import numpy as np
 
+
+def _quotient(left: Any, right: Any) -> Any:
+    return (left - np.fmod(left, right)) // right
+
+
 UFUNCS = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
     "truediv": np.divide,
+    "floordiv": _quotient,
+    "mod": np.fmod,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "lshift": np.left_shift,
@@ -30,18 +37,8 @@ UFUNCS = {
 }
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 WHOLE = slice(None)
-ORDINARY = {
-    "fp32",
-    "fp64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-}
+SIGNED = {"int8", "int16", "int32", "int64"}
+ORDINARY = SIGNED | {"fp32", "fp64", "uint8", "uint16", "uint32", "uint64"}
 
 
 class LeanOperators:
@@ -54,6 +51,7 @@ class LeanOperators:
         self._semantic = interpreter.interpreter_semantic
         self._load = interpreter._interpreter.load
         self._np_dtype = interpreter._get_np_dtype
+        self._convert = interpreter._convert_float
 
     def faster(self, owner: Any, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call instead of a function of `triton.language` or of its tensors."""
@@ -68,6 +66,11 @@ class LeanOperators:
         elif isinstance(owner, ModuleType) and name in ("load", "arange"):
             return {"load": self._loading, "arange": self._arange}[name](plain)
         return plain
+
+    def to_tensor(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what every assignment calls, mostly with a tensor."""
+        tensor_type = self._tensor
+        return lambda x, *how, **named: x if type(x) is tensor_type else plain(x, *how, **named)
 
     def _made(self, data: Any, dtype: Any, type_: Any, known: Any) -> Any:
         """Return a tensor without looking at what it is made of."""
@@ -123,20 +126,25 @@ class LeanOperators:
         is_number = type(right) is not self._tensor
         number, width = None, 0
         if left.dtype.is_ptr():
-            if name != "add" or is_number or right.dtype.name not in ("int32", "int64"):
+            if name != "add" or (is_number and type(right) is not int):
+                return None
+            if is_number:
+                number = np.array([right], np.int64)
+            elif right.dtype.name not in SIGNED:
                 return None
             width = max(1, left.handle.get_element_ty().primitive_bitwidth // 8)
-            data = left.handle.data + width * right.handle.data.astype(np.uint64)
+            offsets = right.handle.data if number is None else number
+            data = left.handle.data + width * offsets.astype(np.uint64)
         else:
+            theirs = right
             if is_number:
                 operand = self._semantic.to_tensor(right) if name in COMPARISONS else right
                 ours, theirs = self._semantic.binary_op_type_checking_impl(left, operand)
                 if ours.dtype is not left.dtype:
                     return None
                 number = theirs.handle.data.ravel()[:1]
-            else:
-                theirs = right
-            if theirs.dtype is not left.dtype:
+            are_signed = {left.dtype.name, theirs.dtype.name} <= SIGNED
+            if theirs.dtype is not left.dtype and not are_signed:
                 return None
             operands = (left.handle.data, theirs.handle.data if number is None else number)
             data = UFUNCS[name](*(operands[::-1] if is_reflected else operands))
@@ -157,20 +165,29 @@ class LeanOperators:
             known = table.get(key)
             if known is None:
                 result = plain(self_, dtype)
-                names = {self_.dtype.name, result.dtype.name}
-                is_one_cast = names <= ORDINARY or names == {"fp16", "fp32"}
-                like = self._like(result) if is_one_cast else None
-                is_nothing = result is self_
-                table[key] = self_.type, dtype, is_nothing, result.handle.data.dtype, like
+                table[key] = self_.type, dtype, *self._learn_cast(self_, result)
                 return result
-            _, _, is_nothing, np_dtype, like = known
-            if is_nothing:
-                return self_
+            _, _, cast, like = known
             if like is None:
-                return plain(self_, dtype)
-            return self._made(self_.handle.data.astype(np_dtype), *like)
+                return plain(self_, dtype) if cast is None else self_
+            return self._made(cast(self_.handle.data), *like)
 
         return to
+
+    def _learn_cast(self, before: Any, result: Any) -> tuple[Any, Any]:
+        """Return how data are cast and what the result is like; no likeness if nothing is done."""
+        if result is before:
+            return "as it is", None
+        source, wanted = before.dtype, result.dtype
+        names, np_dtype = {source.name, wanted.name}, result.handle.data.dtype
+        if names - {"int1"} <= ORDINARY and wanted.name != "int1" or names == {"fp16", "fp32"}:
+            return lambda data: data.astype(np_dtype), self._like(result)
+        is_wider = source.is_fp8() and wanted.is_floating() or names == {"bf16", "fp32"}
+        if is_wider and source.primitive_bitwidth < wanted.primitive_bitwidth:
+            every = np.arange(1 << source.primitive_bitwidth).astype(before.handle.data.dtype)
+            values = self._convert(every, source, wanted, None).view(np_dtype)
+            return lambda data: values[data], self._like(result)
+        return None, None
 
     def _new_axes(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         table: dict[Any, Any] = {}

@@ -40,6 +40,13 @@ def _mixed(left_ptr, right_ptr, out_ptr, count, ROWS: tl.constexpr, COLUMNS: tl.
     tl.store(out_ptr + places, total, mask=is_there)
 
 
+@triton.jit
+def _widened(in_ptr, out_ptr, COUNT: tl.constexpr):
+    """Every value of a type of few bits, among them infinite, subnormal and undefined ones."""
+    places = tl.arange(0, COUNT)
+    tl.store(out_ptr + places, tl.load(in_ptr + places).to(tl.float32))
+
+
 def outputs() -> list[torch.Tensor]:
     """What the kernel makes of every pair of types; the last program has a tail."""
     generator = torch.Generator().manual_seed(3)
@@ -50,6 +57,12 @@ def outputs() -> list[torch.Tensor]:
             out = torch.zeros(count)
             _mixed[2,](left.to(left_dtype), right.to(right_dtype), out, count, 8, 16)
             found.append(out)
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        count = 1 << 8 * dtype.itemsize
+        bits = torch.arange(count).to((torch.uint8, torch.uint16)[dtype.itemsize - 1])
+        out = torch.zeros(count)
+        _widened[1,](bits.view(dtype), out, count)
+        found.append(out.view(torch.int32))
     return found
 
 
