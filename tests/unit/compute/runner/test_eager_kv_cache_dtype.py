@@ -35,12 +35,25 @@ SETTINGS = ComputeSettings(
 )
 DEMO = Path(__file__).resolve().parents[4] / "models" / "demo"
 NUM_FAR = 3
-VARIANTS = ("llama", "mistral_window", "qwen2_window", "deepseek_v3")
+# Each dtype with each kind of entries and pages: whole contexts, windows, latents. Whether every
+# layer has a window or only some have makes no difference to what an entry is.
+PAIRS = [
+    *(("llama", dtype) for dtype in KV_CACHE_DTYPES),
+    ("mistral_window", "fp8"),
+    ("qwen2_window", "int8"),
+    *(("deepseek_v3", dtype) for dtype in KV_CACHE_DTYPES),
+]
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return make_model(request.param)
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    pair: tuple[str, str] = request.param
+    return pair
+
+
+@pytest.fixture(scope="module")
+def model(pair: tuple[str, str]) -> PreTrainedModel:
+    return make_model(pair[0])
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +61,9 @@ def folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     return save_model(model, tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=list(KV_CACHE_DTYPES))
-def dtype(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+@pytest.fixture(scope="module")
+def dtype(pair: tuple[str, str]) -> str:
+    return pair[1]
 
 
 @pytest.fixture(scope="module")
