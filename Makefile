@@ -9,7 +9,9 @@ PYTHON ?= $(firstword $(foreach name,$(CANDIDATES),\
 	$(shell $(name) -c "$(SUITS)" >/dev/null 2>&1 && echo $(name))))
 # Where PyTorch comes from; https://download.pytorch.org/whl/cpu has smaller builds without GPU.
 TORCH_INDEX_URL ?=
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
+# Further options of pip, for all that is installed here.
+PIP_OPTIONS ?=
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_OPTIONS) \
 	--constraint constraints.txt \
 	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
@@ -88,7 +90,8 @@ clients-of-node:
 
 .venv-%/.installed: tests/clients/requirements-%.txt | $(VENV)/bin/python
 	@test -x $(@D)/bin/python || $(VENV)/bin/python -m venv $(@D)
-	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_OPTIONS) \
+	  --requirement $<
 	@touch $@
 
 constraints: $(VENV)/.installed-dev
