@@ -139,8 +139,8 @@ class Streams:
 
 @pytest.fixture(scope="module")
 def stack(sim_folder: Path) -> Iterator[Stack]:
-    """A server whose steps take 20 ms; it has no limits but the usual ones."""
-    with Stack(sim_folder, "--device", "sim", settings={"compute.sim_step_base_s": 0.02}) as found:
+    """A server whose steps take 50 ms; it has no limits but the usual ones."""
+    with Stack(sim_folder, "--device", "sim", settings={"compute.sim_step_base_s": 0.05}) as found:
         yield found
 
 

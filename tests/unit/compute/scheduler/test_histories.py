@@ -44,10 +44,11 @@ pytestmark = pytest.mark.hypothesis
 # Shrinking a history can take minutes, so it is left to `make fuzz`.
 NUM_CASES: dict[PolicyName, int] = {
     "decode_first": 50,
-    "prefill_first": 100,
+    "prefill_first": 50,
     "static_batch": 50,
 }
-SEEDS: dict[PolicyName, int] = {"static_batch": 7}  # often all events below; without, 160 had them
+# Often all events below: without, it took 100 cases of one policy and 160 of the other.
+SEEDS: dict[PolicyName, int] = {"prefill_first": 1, "static_batch": 7}
 SETTINGS = settings(
     phases=(Phase.generate,) if settings.default.derandomize else tuple(Phase),
     stateful_step_count=60,
