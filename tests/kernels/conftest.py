@@ -35,7 +35,7 @@ def one_compiler(device: torch.device) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def lean_interpreter(device: torch.device) -> Iterator[None]:
-    """Where there is no device: Triton's interpreter in less than half of its time."""
+    """Where there is no device: Triton's interpreter in an eighth of its time."""
     if device.type == "cuda":
         yield
         return

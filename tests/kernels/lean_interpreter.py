@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it does for nothing: the same bits in 40 % of the time.
+"""Triton's interpreter without what it does for nothing: the same bits in an eighth of the time.
 
 A kernel in the interpreter spends its time on the types of its values, not on the values. They are
 the same few types in all programs of all launches, so what follows from them is found out once.
