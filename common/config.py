@@ -31,6 +31,7 @@ SERVICE_TABLES = ("router", "tokenizer", "compute", "detokenizer")
 MAX_NUM_SEQS = 1 << 16  # more than any device holds: a typing error
 MAX_STEP_TOKENS = 1 << 22
 DEMO_MODEL = "models/demo"
+DEMO_DRAFTER = "models/demo_draft"  # a fifth of its size, of the same vocabulary
 GRACE = "seconds to end in after SIGTERM; what still runs then is ended"
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
@@ -280,10 +281,10 @@ def read_environment(env: Mapping[str, str]) -> Tables:
 
 
 def resolved_model(model: ModelSettings) -> ModelSettings:
-    """Find the demo where it is installed, and fill in the served name."""
+    """Find the demo and its drafter where they are installed, and fill in the served name."""
     path = model.path
-    if path == DEMO_MODEL and not Path(path).is_dir():
-        path = os.path.join(PACKAGES, DEMO_MODEL)
+    if path in (DEMO_MODEL, DEMO_DRAFTER) and not Path(path).is_dir():
+        path = os.path.join(PACKAGES, path)
     is_hub_id = "/" in path and may_be_hub_id(path) and not Path(path).is_dir()
     names = model.served_name or (path if is_hub_id else model_name(Path(path)),)
     return model.model_copy(update={"path": path, "served_name": names})

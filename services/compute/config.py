@@ -125,7 +125,7 @@ class ComputeSettings(Settings):
         "off",
         description="guess the next tokens and compute several in one step, which changes no text: "
         'auto, off, or JSON in the form that vLLM takes, like {"method": "ngram", '
-        '"num_speculative_tokens": 4}',
+        '"num_speculative_tokens": 4}, or {"model": "FOLDER"} of a small model that guesses',
     )
     batch_invariant: bool = Field(
         False,

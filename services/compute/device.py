@@ -74,8 +74,10 @@ class ModelDevice:
     def _costs(self, runner: Runner) -> StepCosts:
         """What steps take: as kept of an earlier start, if that still holds, or as measured."""
         settings = self._settings.model_dump(exclude=set(ANY_COSTS))
+        speculative = read_speculative(self._settings.speculative_config)
         about = {
             "model": self.card().revision,
+            "drafter": speculative.model if speculative else "",
             "settings": settings,
             **describe_device(self._settings),
         }
@@ -102,7 +104,7 @@ def draft_policy(
     if speculative.num_speculative_tokens:
         return FixedDrafts(spec.max_num_seqs, spec.max_drafts)
     step_costs = measure(runner) if costs is None else costs()
-    return DraftController(spec.max_num_seqs, spec.max_drafts, step_costs)
+    return DraftController(spec.max_num_seqs, spec.max_drafts, step_costs, speculative.first_rate)
 
 
 def grammar_settings(

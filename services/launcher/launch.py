@@ -29,6 +29,7 @@ from common.telemetry.line_writer import STDERR, STDOUT, LineWriter
 from services.launcher.autoscale import Autoscaler
 from services.launcher.child import Child, service_command
 from services.launcher.control import CONTROL_SOCKET, serve_control
+from services.launcher.drafter import with_drafter
 from services.launcher.front import Front, desired_replicas
 from services.launcher.model import find_model
 from services.launcher.plan import (
@@ -68,7 +69,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             structlog.get_logger().info("removed the folder of a killed run", path=abandoned)
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
-        tables = tables_of_run(plan, model, run_dir, console.log_format)
+        tables = tables_of_run(with_drafter(plan), model, run_dir, console.log_format)
         write_settings(config, toml_text(tables))
         read_fd, write_fd = os.pipe()  # the services notice when its writing end closes
         stack.callback(os.close, read_fd)

@@ -24,6 +24,7 @@ from services.compute.kernels.step_input import unpack_step, unpack_step_referen
 from services.compute.runner.eager_drafting import EagerDrafting
 from services.compute.runner.slot_states import Rows, SlotStates
 from services.compute.runner.uploads import NO_SLOT_ROWS, StepPacker, StepUpload
+from services.compute.speculative.ngram import NgramDrafter
 from services.compute.speculative.settings import SpeculativeSettings
 from services.compute.step import (
     DEVICE_TOKEN,
@@ -34,7 +35,6 @@ from services.compute.step import (
     StepPlan,
     int32_array,
 )
-from tests.unit.compute.fake_device import make_spec
 
 NUM_SLOTS, NUM_DRAFTS, PAGE_TOKENS, MAX_POSITIONS = 5, 3, 8, 200
 PROMPT_LENS = (1, 9, 30, 2, 17)
@@ -88,8 +88,7 @@ class BothSides:
         )
         lookups = settings.prompt_lookup_min, settings.prompt_lookup_max
         self.rule = DraftRule(NUM_DRAFTS, *lookups, rate)
-        spec = make_spec(max_num_seqs=NUM_SLOTS, max_model_len=MAX_POSITIONS)
-        self.drafting = EagerDrafting(settings, spec)
+        self.drafting = EagerDrafting(settings, NgramDrafter(NUM_SLOTS, MAX_POSITIONS, settings))
         self.states = SlotStates(NUM_SLOTS, NUM_DRAFTS)
         self.resident = Resident.make(NUM_SLOTS, 40, NUM_WORDS, device, num_drafts=NUM_DRAFTS)
         self.resident.slot_params[:, FLAGS] = DRAFTS
@@ -167,7 +166,7 @@ class BothSides:
         assert resident.length.tolist() == states._length.tolist()
         assert resident.output_index.tolist() == states._output_index.tolist()
         assert resident.last_token.tolist() == states._last_token.tolist()
-        assert resident.drafts_NK.tolist() == states._drafts_NK.tolist()
+        assert resident.drafts_NK.tolist() == states.drafts_NK.tolist()
 
 
 @pytest.mark.parametrize("rate", [-1.0, 0.6])

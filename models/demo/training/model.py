@@ -1,6 +1,7 @@
 """The shape of the demo model and the files it is shipped in; knows no corpus."""
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -9,16 +10,27 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from models.demo.training.tokenizer import BOS, END, MAX_POSITIONS, PAD, VOCAB_SIZE
 
 
-def new_model(seed: int) -> LlamaForCausalLM:
+@dataclass(frozen=True)
+class Sizes:
+    """What tells the demo model from the small one that drafts for it."""
+
+    hidden_size: int = 256
+    intermediate_size: int = 704
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+
+
+DEMO = Sizes()  # 5.2 million parameters
+DRAFTER = Sizes(160, 416, 2, 5, 1)  # 1.0 million
+
+
+def new_model(seed: int, sizes: Sizes = DEMO) -> LlamaForCausalLM:
     """Build the model with fresh weights from a seed."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        **asdict(sizes),
         head_dim=32,
         max_position_embeddings=MAX_POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},

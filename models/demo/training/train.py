@@ -1,6 +1,7 @@
 """Trains the demo model from nothing and writes the folder that is shipped.
 
-Run as `python -m models.demo.training.train --out FOLDER` from the root of the repository.
+Run as `python -m models.demo.training.train --out FOLDER` from the root of the repository, with
+`--drafter` for the small model that drafts for it and reads the same tokens.
 """
 
 import argparse
@@ -16,15 +17,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from models.demo.training.corpus import conversations, long_conversations
-from models.demo.training.model import new_model, save_model
+from models.demo.training.model import DEMO, DRAFTER, Sizes, new_model, save_model
 from models.demo.training.packing import Rows, pack_shards
 from models.demo.training.rendering import rendered
 from models.demo.training.tokenizer import save_tokenizer, train_tokenizer
 
 ROW_LENGTH, LONG_ROW_LENGTH = 512, 2048
+SHIPPED = Path(__file__).resolve().parent.parent
 SEEDS_PER_RUN = 1_000_000
 
 
@@ -42,6 +45,7 @@ class Recipe:
     num_shards: int = 256
     rows_per_shard: int = 1600
     tokenizer_conversations: int = 60_000
+    sizes: Sizes = DEMO
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -126,16 +130,19 @@ def train(recipe: Recipe, folder: Path, device: torch.device) -> None:
     """Make the tokenizer and the corpus, fit the model, write the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     first_seed = recipe.seed * SEEDS_PER_RUN
-    sample = islice(conversations(first_seed - 1), recipe.tokenizer_conversations)
-    tokenizer = train_tokenizer(said.text for c in sample for said in rendered(c))
+    if recipe.sizes == DRAFTER:
+        tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+    else:
+        sample = islice(conversations(first_seed - 1), recipe.tokenizer_conversations)
+        tokenizer = train_tokenizer(said.text for c in sample for said in rendered(c))
+        say("tokenizer trained")
     save_tokenizer(tokenizer, folder)
-    say("tokenizer trained")
     seeds = range(first_seed, first_seed + recipe.num_shards)
     short = pack_shards(tokenizer, conversations, recipe.rows_per_shard, ROW_LENGTH, seeds)
     num_long = max(1, recipe.rows_per_shard // 32)
     long = pack_shards(tokenizer, long_conversations, num_long, LONG_ROW_LENGTH, seeds)
     say(f"{len(short)} rows of {ROW_LENGTH} and {len(long)} of {LONG_ROW_LENGTH} packed")
-    model = new_model(recipe.seed)
+    model = new_model(recipe.seed, recipe.sizes)
     torch.nn.Module.to(model, device)
     say(f"{sum(p.numel() for p in model.parameters())} parameters")
     fit(model, recipe, short, long)
@@ -146,6 +153,7 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--drafter", action="store_true")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--steps", type=int, default=Recipe.num_steps)
     parser.add_argument("--rows-per-step", type=int, default=Recipe.rows_per_step)
@@ -162,6 +170,7 @@ def main() -> None:
         rows_per_step=given.rows_per_step,
         num_shards=given.shards,
         rows_per_shard=given.rows_per_shard,
+        sizes=DRAFTER if given.drafter else DEMO,
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train(recipe, given.out, device)

@@ -9,7 +9,7 @@ groups, L pages of a sequence.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.distributed.stages import ONE_STAGE, Stages
@@ -42,7 +41,9 @@ from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import copy_pages
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.device_errors import fatal_if_the_device_fails
+from services.compute.runner.eager_drafters import DrafterMaker, Host, load_drafter
 from services.compute.runner.eager_drafting import EagerDrafting
+from services.compute.runner.eager_pooler import EagerPooler
 from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.model_loader import (
     Limits,
@@ -53,7 +54,6 @@ from services.compute.runner.model_loader import (
     keep_freed_memory,
 )
 from services.compute.runner.packing_runner import PackingRunner
-from services.compute.runner.pooling import embedding_of, pooled_tokens
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.slot_states import NO_ROWS, Rows, SlotStates
 from services.compute.runner.uploads import (
@@ -82,32 +82,6 @@ from services.compute.step import (
 CPU = torch.device("cpu")
 STALL_AFTER_S = 20.0  # between two pauses of a step, unless it has taken more for a tenth of that
 SLICE_S = 0.05  # of computing without a pause, or one layer if that takes longer
-TOKENS_AT_ONCE = 512  # normalised for a mean
-
-
-class EagerPooler:
-    """Sums of hidden states by slot, until the last chunk of a prompt is added."""
-
-    def __init__(self, pooling: Pooling, num_slots: int, hidden_size: int) -> None:
-        self._pooling = pooling
-        self._sum_NE = torch.zeros(num_slots, hidden_size)
-
-    def take(
-        self, step: StepUpload, x_TE: Tensor, normed: Callable[[Tensor], Tensor]
-    ) -> dict[int, Float32Array]:
-        """Add a step's hidden states; returns the embeddings that are complete, by row."""
-        embeddings = {}
-        for part in pooled_tokens(step, self._pooling):
-            sum_E = self._sum_NE[part.slot]
-            if part.begins:
-                sum_E.zero_()
-            end = part.first + part.num_tokens
-            for first in range(part.first, end, TOKENS_AT_ONCE):
-                some_TE = normed(x_TE[first : min(first + TOKENS_AT_ONCE, end)])
-                sum_E += some_TE.float().sum(dim=0)
-            if part.ends:
-                embeddings[part.row] = embedding_of(sum_E.numpy(), part.total, self._pooling)
-        return embeddings
 
 
 @dataclass(slots=True)
@@ -132,7 +106,13 @@ class EagerTicket:
 class EagerExecutor:
     """Executes uploads one after the other in the order given."""
 
-    def __init__(self, loader: ModelLoader, model: EagerDecoder, limits: Limits) -> None:
+    def __init__(
+        self,
+        loader: ModelLoader,
+        model: EagerDecoder,
+        limits: Limits,
+        make_drafter: DrafterMaker | None = None,
+    ) -> None:
         settings, shape, pooling = loader.settings, loader.config.shape, loader.pooling
         self._model = model
         self._ranks, self._stages, self._shard = loader.ranks, loader.stages, loader.shard
@@ -158,8 +138,9 @@ class EagerExecutor:
         self._spec = spec = loader.spec(limits, model.has_head, STALL_AFTER_S, overlaps=False)
         self._states = SlotStates(settings.max_num_seqs, spec.max_drafts)
         self._drafting: EagerDrafting | None = None
-        if loader.drafts is not None and spec.max_drafts:
-            self._drafting = EagerDrafting(loader.drafts, spec)
+        if loader.drafts is not None and make_drafter is not None:
+            host = Host(spec, self._sampler, self._tables_GNL, self._spans)
+            self._drafting = EagerDrafting(loader.drafts, make_drafter(host))
         rows = spec.max_num_seqs
         sizes = {
             UploadKind.ENTRIES: entries_size(loader.max_positions),
@@ -191,7 +172,7 @@ class EagerExecutor:
             return EagerTicket(step.step_id, start_s, NO_ROWS, no_logits)
         rows = self._states.unpack(step)
         ticket = EagerTicket(step.step_id, start_s, rows, no_logits)
-        ticket.work = self._compute(ticket, step, rows)
+        ticket.work = self._compute(ticket, step)
         return ticket
 
     @fatal_if_the_device_fails
@@ -209,15 +190,16 @@ class EagerExecutor:
         ticket.work = None
         return True
 
-    def _compute(
-        self, ticket: EagerTicket, step: StepUpload, rows: Rows
-    ) -> Generator[bool, None, None]:
+    def _compute(self, ticket: EagerTicket, step: StepUpload) -> Generator[bool, None, None]:
         """The forward pass; pauses where the loop may turn, which takes a layer at most, and says
         whether there is anything to compute yet."""
+        rows, num_decodes = ticket.rows, step.header[NUM_DECODE_ROWS]
+        if self._drafting is not None:
+            rows = yield from self._drafting.complete(self._states, rows, num_decodes)
+            ticket.rows = rows
         q_start, q_len = rows.q_start_R, rows.q_len_R
         num_pages = -(-int((q_start + q_len).max()) // self._geometry.page_tokens)
         tables_GRL = self._tables_GNL[:, :, :num_pages][:, rows.slots_R]
-        num_decodes = step.header[NUM_DECODE_ROWS]
         works = tuple(
             plan_attention(q_start, q_len, tables, num_decodes, self._geometry, span)
             for tables, span in zip(tables_GRL, self._spans, strict=True)
@@ -311,6 +293,8 @@ class EagerExecutor:
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         """Copy at once: the ticket is ready when this returns."""
         copy_pages(*self._cache.sides(direction), pages)
+        if self._drafting is not None:
+            self._drafting.transfer(direction, pages)
 
     def transferred(self, ticket: None) -> bool:
         return True
@@ -353,8 +337,10 @@ def load_eager(
     keep_freed_memory(False)
     make_linear = CpuLinears(loader.dtype, has_room_for_dense(shape))
     model = EagerDecoder(loader.decoder(make_linear), loader.max_positions, ranks)
+    make_drafter = load_drafter(loader)
     keep_freed_memory(True)
-    executor = EagerExecutor(loader, model, loader.limits(lambda: cpu_room_bytes(num_processes)))
+    limits = loader.limits(lambda: cpu_room_bytes(num_processes))
+    executor = EagerExecutor(loader, model, limits, make_drafter)
     if settings.warmup:
         warm_up(executor, samples=loader.shard.is_last)
     return executor

@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from itertools import pairwise
 
 import numpy as np
 
 from services.compute.kernels.slot_entries import read_entries
-from services.compute.runner.protocol import RunnerSpec
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.slot_states import Rows, SlotStates
 from services.compute.sampling.slots import Int64Array
 from services.compute.speculative.acceptance import accepted, accepted_synthetic
-from services.compute.speculative.ngram import NgramDrafter
+from services.compute.speculative.drafter import ChunkRows, DecodeRows, Drafter
 from services.compute.speculative.settings import SpeculativeSettings
 from services.compute.step import BoolArray, Int32Array
 
 
 class EagerDrafting:
-    """Behind the draws of each step; `kernels.draft_tokens` is the same in one launch."""
+    """Before the rows of each step and behind its draws; `kernels.draft_tokens` is what comes
+    behind them in one launch."""
 
-    def __init__(self, settings: SpeculativeSettings, spec: RunnerSpec) -> None:
+    def __init__(self, settings: SpeculativeSettings, drafter: Drafter) -> None:
         self._settings = settings
-        self._drafter = NgramDrafter(spec.max_num_seqs, spec.max_model_len, settings)
+        self._drafter = drafter
 
     def enter(self, packed: Int32Array) -> None:
         """Sequences take their slots."""
         for entry in read_entries(packed):
             self._drafter.enter(entry)
+
+    def complete(
+        self, states: SlotStates, rows: Rows, num_decodes: int
+    ) -> Generator[bool, None, Rows]:
+        """Show a step's rows to the drafter, which guesses what it left open; returns them with
+        the drafts that there are."""
+        chunks = ChunkRows(
+            rows.slots_R[num_decodes:],
+            rows.q_start_R[num_decodes:],
+            rows.q_len_R[num_decodes:],
+            rows.tokens_T[num_decodes:],
+        )
+        if len(chunks.tokens_T):
+            yield from self._drafter.read(chunks)
+        if not num_decodes:
+            return rows
+        firsts = np.flatnonzero(rows.number_S[:num_decodes] == 0)
+        decodes = DecodeRows(
+            rows.slots_R[firsts],
+            rows.q_start_R[firsts],
+            rows.tokens_T[firsts],
+            rows.index_S[firsts],
+            np.diff(firsts, append=num_decodes) - 1,
+        )
+        yield from self._drafter.draft(decodes, states.drafts_NK)
+        return states.with_drafts(rows, num_decodes)
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> None:
+        self._drafter.transfer(direction, pages)
 
     def accepted(self, rows: Rows, tokens_S: Int64Array) -> BoolArray:
         """Which rows count, of which these tokens were drawn."""

@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +16,9 @@ from common.decoder_shape import DecoderShape
 from common.errors import ConfigError
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
-from common.model_folder import Pooling, eos_token_ids, read_model_config
+from common.model_folder import Pooling, eos_token_ids, locate, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
+from common.tokenizer_folder import other_vocabulary
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.distributed.shard import ExpertPlacement, HeadPart, Shard
@@ -85,6 +86,7 @@ class ModelLoader:
     ranks: Ranks = ALONE
     placement: ExpertPlacement | None = None  # of whole experts
     stages: Stages = ONE_STAGE
+    drafter: ModelLoader | None = None  # of a model that drafts for this one
 
     @staticmethod
     def read(
@@ -101,7 +103,24 @@ class ModelLoader:
         check_at_load(quantization, settings.quantization)
         placement = expert_placement(settings, config.shape.experts, ranks)
         about = config, pooling, dtype, quantization
-        return ModelLoader(folder, settings, device, *about, ranks, placement, stages)
+        loader = ModelLoader(folder, settings, device, *about, ranks, placement, stages)
+        return replace(loader, drafter=loader._read_drafter())
+
+    def _read_drafter(self) -> ModelLoader | None:
+        """The model of the settings that drafts; ConfigError for one of another vocabulary."""
+        drafts = self.drafts
+        if drafts is None or not drafts.model or self.pooling is not None:
+            return None
+        changes = {"speculative_config": "off", "max_model_len": 0}
+        folder, settings = locate(drafts.model), self.settings.model_copy(update=changes)
+        drafter = ModelLoader.read(folder, settings, self.device)
+        sizes = self.config.shape.vocab_size, drafter.config.shape.vocab_size
+        if complaint := other_vocabulary((self.folder, folder), sizes):
+            raise ConfigError(
+                f"compute.speculative_config: {drafts.model} has another vocabulary than the model "
+                f"that it is to draft for: {complaint}. Take a drafter of the same tokens."
+            )
+        return drafter
 
     @property
     def drafts(self) -> SpeculativeSettings | None:
@@ -184,7 +203,7 @@ class ModelLoader:
                 kind="mla" if self.config.shape.latent else "full" if span.is_full else "window",
                 num_layers=layout.layers_per_group[span],
                 page_tokens=self.settings.page_tokens,
-                page_bytes=layout.page_bytes,
+                page_bytes=self.page_bytes,
                 span=span,
             )
             for span in layout.spans
@@ -192,8 +211,14 @@ class ModelLoader:
 
     @property
     def page_bytes(self) -> int:
-        """Of any page: every group has as many layers as fit."""
-        return self.layout.page_bytes
+        """Of any page: every group has as many layers as fit. A drafter has its own beside it."""
+        drafter_bytes = 0 if self.drafter is None else self.drafter.all_groups_bytes
+        return self.layout.page_bytes + drafter_bytes
+
+    @property
+    def all_groups_bytes(self) -> int:
+        """Of a page of every group."""
+        return self.layout.page_bytes * len(self.layout.spans)
 
     @property
     def at_load(self) -> Quantization | None:
@@ -258,6 +283,7 @@ class ModelLoader:
             pooling="" if self.pooling is None else self.pooling.kind,
             generates=generates,
             max_drafts=self.drafts.max_drafts if self.drafts and generates else 0,
+            computes_drafts=self.drafter is not None,
             num_stages=self.stages.count,
         )
 

@@ -15,6 +15,7 @@ from common.host import processor_name
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
+from services.compute.speculative.settings import read_speculative
 
 if TYPE_CHECKING:  # they need torch
     from services.compute.distributed.ranks import Ranks
@@ -77,6 +78,7 @@ def load_whole(folder: Path, settings: ComputeSettings, links: LinkSettings = NO
     """Load a model as what executes uploads: here, or here and in a process for each other rank or
     stage."""
     set_environment()
+    check_drafter(settings)
     if settings.pipeline_parallel_size > 1:
         return _load_stages(folder, settings, links)
     if settings.tensor_parallel_size > 1:
@@ -137,6 +139,23 @@ def check_stages(settings: ComputeSettings) -> None:
         raise ConfigError(
             "compute.pipeline_parallel_size: stages run on the CPU only so far; on GPUs take "
             "compute.tensor_parallel_size."
+        )
+
+
+def check_drafter(settings: ComputeSettings) -> None:
+    """Raise ConfigError for a model that is to draft where it cannot yet."""
+    drafts = read_speculative(settings.speculative_config)
+    if drafts is None or not drafts.model:
+        return
+    if settings.tensor_parallel_size > 1:
+        raise ConfigError(
+            "compute.speculative_config: a draft model cannot draft for one that is split over "
+            "ranks yet; leave compute.tensor_parallel_size out, or take the method ngram."
+        )
+    if _takes_cuda(settings):
+        raise ConfigError(
+            "compute.speculative_config: a draft model runs on the CPU only so far; on a GPU take "
+            "the method ngram."
         )
 
 

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,10 @@ ENOUGH_S = 0.5  # of steps of one size
 MOST_S = 20.0  # that a start may take for it
 LONG_CONTEXT = 2048
 LONG_ROWS = 16
+SEVERAL_DRAFTS = 4
+
+LeastSeconds: TypeAlias = Callable[[int, int, int], float]
+"""Of steps of so many rows, at a position, with so many drafts each."""
 
 
 def measure(runner: Runner, clock: Callable[[], float] = time.monotonic) -> StepCosts:
@@ -34,15 +39,33 @@ def measure(runner: Runner, clock: Callable[[], float] = time.monotonic) -> Step
         if num_rows > spec.max_num_seqs or clock() > until_s:
             break
         sizes.append(num_rows)
-        step_s.append(least_s(num_rows, 0))
+        step_s.append(least_s(num_rows, 0, 0))
     # What more rows take fewer do not exceed, whatever the noise.
     smoothed_s = np.minimum.accumulate(step_s[::-1])[::-1].tolist()
     costs = StepCosts(tuple(sizes), tuple(smoothed_s))
+    if spec.computes_drafts:
+        costs = costs._replace(pass_s=_passes_s(spec, costs, least_s, lambda: clock() > until_s))
     num_rows, position = _longest(spec, sizes)
     if not position or clock() > until_s:
         return costs
-    more_s = least_s(num_rows, position) - step_s[sizes.index(num_rows)]
+    more_s = least_s(num_rows, position, 0) - step_s[sizes.index(num_rows)]
     return costs._replace(position_s=max(more_s, 0.0) / (num_rows * position))
+
+
+def _passes_s(
+    spec: RunnerSpec, costs: StepCosts, least_s: LeastSeconds, is_late: Callable[[], bool]
+) -> tuple[float, ...]:
+    """What a step takes longer with drafts that are computed than with as many rows without, for
+    each draft of a row: of several, as the difference of two times is noisy."""
+    passes_s: list[float] = []
+    for num_rows in costs.num_rows:
+        num_drafts = min(spec.max_drafts, SEVERAL_DRAFTS, spec.max_num_seqs // num_rows - 1)
+        if num_drafts < 1 or (passes_s and is_late()):
+            break
+        as_many_s = float(costs.seconds(np.array(num_rows * (1 + num_drafts))))
+        more_s = (least_s(num_rows, 0, num_drafts) - as_many_s) / num_drafts
+        passes_s.append(max(more_s, 0.0, *passes_s[-1:]))
+    return tuple(passes_s)
 
 
 def still_hold(
@@ -52,13 +75,13 @@ def still_hold(
     sizes = [size for size in CHECKED_ROWS if size <= runner.spec().max_num_seqs]
     kept_s = costs.seconds(np.array(sizes))
     least_s = _timer(runner, clock)
-    found_s = np.array([least_s(size, 0) for size in sizes])
+    found_s = np.array([least_s(size, 0, 0) for size in sizes])
     ratio = (found_s[-1] / found_s[0]) / (kept_s[-1] / kept_s[0])
     return bool(1.0 / SAME_RATIO <= ratio <= SAME_RATIO)
 
 
-def _timer(runner: Runner, clock: Callable[[], float]) -> Callable[[int, int], float]:
-    """What gives the least time of steps of so many rows at a position."""
+def _timer(runner: Runner, clock: Callable[[], float]) -> LeastSeconds:
+    """What gives the least time of a few steps."""
     step_id = itertools.count(-(1 << 32))  # below those of all plans
     spec = runner.spec()
     # Rows that draw by chance take more than greedy ones: drafts are to pay for those, too.
@@ -66,10 +89,12 @@ def _timer(runner: Runner, clock: Callable[[], float]) -> Callable[[int, int], f
     slots = tuple(SlotDelta(slot, 0, drawn, 0, ()) for slot in range(spec.max_num_seqs))
     _time(runner, replace(_plan(spec, next(step_id), 1, 0), slots=slots))
 
-    def least_s(num_rows: int, position: int) -> float:
+    def least_s(num_rows: int, position: int, num_drafts: int) -> float:
         until_s, times_s = clock() + ENOUGH_S, list[float]()
         while len(times_s) < REPEATS and (len(times_s) < 2 or clock() < until_s):
             plan = _plan(spec, next(step_id), num_rows, position)
+            if num_drafts:
+                plan = replace(plan, num_drafts=np.full(num_rows, num_drafts, dtype=np.int32))
             times_s.append(_time(runner, plan))
         return min(times_s)
 

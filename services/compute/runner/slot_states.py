@@ -56,7 +56,7 @@ class SlotStates:
     """What stays from step to step, by slot; the reference is `kernels.step_input`."""
 
     def __init__(self, num_slots: int, max_drafts: int = 0) -> None:
-        self._drafts_NK = np.full((num_slots, max_drafts + 1), NO_DRAFT, dtype=np.int64)
+        self.drafts_NK = np.full((num_slots, max_drafts + 1), NO_DRAFT, dtype=np.int64)
         self._length, self._output_index, self._last_token = np.zeros(
             (3, num_slots), dtype=np.int64
         )
@@ -73,9 +73,8 @@ class SlotStates:
         slots_R, numbers_R = self._rows & SLOT_MASK, self._rows >> NUMBER_SHIFT
         decodes, numbers = slots_R[:num_decodes], numbers_R[:num_decodes]
         given_F, drafts_F = step.drafts()
-        self._drafts_NK[given_F & SLOT_MASK, (given_F >> NUMBER_SHIFT) - 1] = drafts_F
-        drafts = self._drafts_NK[decodes, numbers - 1]
-        given = np.where(numbers > 0, np.maximum(drafts, 0), self._last_token[decodes])
+        self.drafts_NK[given_F & SLOT_MASK, (given_F >> NUMBER_SHIFT) - 1] = drafts_F
+        given = self._last_token[decodes]
         first_R = np.concatenate((np.arange(num_decodes), starts, [header[NUM_TOKENS]]))
         rows = Rows(
             slots_R,
@@ -85,14 +84,27 @@ class SlotStates:
             np.concatenate((np.arange(num_decodes), step.section("sample_row"))),
             np.concatenate((self._output_index[decodes] + numbers, step.section("sample_index"))),
             np.concatenate((numbers, np.zeros_like(step.section("sample_row")))),
-            np.concatenate((drafts, np.full_like(step.section("sample_row"), NO_DRAFT))),
+            np.full(num_decodes + len(step.section("sample_row")), NO_DRAFT, dtype=np.int64),
         )
         sampled = rows.sample_row_S[num_decodes:]
         last, slots = first_R[sampled + 1] - 1, slots_R[sampled]
         self._length[slots] = (rows.q_start_R + rows.q_len_R)[sampled] - 1
         self._output_index[slots] = rows.index_S[num_decodes:]
         self._last_token[slots] = rows.tokens_T[last]
-        return rows
+        return self.with_drafts(rows, num_decodes)
+
+    def with_drafts(self, rows: Rows, num_decodes: int) -> Rows:
+        """The rows with their slots' drafts as inputs, where there are some in front of them."""
+        numbers = rows.number_S[:num_decodes]
+        if not numbers.any():
+            return rows
+        drafts = self.drafts_NK[rows.slots_R[:num_decodes], numbers - 1]
+        tokens_T, draft_S = rows.tokens_T.copy(), rows.draft_S.copy()
+        tokens_T[:num_decodes] = np.where(
+            numbers > 0, np.maximum(drafts, 0), tokens_T[:num_decodes]
+        )
+        draft_S[:num_decodes] = np.where(numbers > 0, drafts, NO_DRAFT)
+        return rows._replace(tokens_T=tokens_T, draft_S=draft_S)
 
     def advance(self, slots: Int64Array, tokens: Int64Array) -> None:
         """Slots have one token more for each time that they are named."""
@@ -101,8 +113,8 @@ class SlotStates:
         self._last_token[slots] = tokens
 
     def forget_drafts(self, slots: Int64Array) -> None:
-        self._drafts_NK[slots] = NO_DRAFT
+        self.drafts_NK[slots] = NO_DRAFT
 
     def draft(self, slot: int, drafts: Int32Array) -> None:
         """Keep drafts of a slot that has none."""
-        self._drafts_NK[slot, : len(drafts)] = drafts
+        self.drafts_NK[slot, : len(drafts)] = drafts

@@ -100,7 +100,8 @@ class Sampler:
         penalised = np.nonzero(settings.asks(slots, words.PENALISED))[0]
         count_rows = None
         if len(penalised):
-            count_rows = self._penalise(logits_SV, penalised, slots[penalised], drafts)
+            drafted = None if drafts is None else drafts.before(penalised)
+            count_rows = self._penalise(logits_SV, penalised, slots[penalised], drafted)
         self._bias(logits_SV, slots)
         self._mask_early_stops(logits_SV, slots, indices)
         if masks is not None and len(masks.samples):
@@ -125,8 +126,28 @@ class Sampler:
             rows = torch.from_numpy(self._penalties.rows_of(slots[penalised].tolist()))
             self._penalties.count(rows, torch.from_numpy(tokens[penalised]))
 
+    def guess(
+        self, logits_SV: Tensor, slots: Int64Array, indices: Int64Array, drafted_SK: Int64Array
+    ) -> Tensor:
+        """Draw the same from a drafter's logits, behind these drafts; nothing is counted.
+
+        Overwrites the logits.
+        """
+        penalised = np.nonzero(self._slots.asks(slots, words.PENALISED))[0]
+        if len(penalised):
+            some_RK = drafted_SK[penalised]
+            drafted = np.repeat(np.arange(len(some_RK)), some_RK.shape[1]), some_RK.ravel()
+            self._penalise(logits_SV, penalised, slots[penalised], drafted)
+        self._bias(logits_SV, slots)
+        self._mask_early_stops(logits_SV, slots, indices)
+        return self._draw(logits_SV, slots, indices)
+
     def _penalise(
-        self, logits_SV: Tensor, samples: Int64Array, slots: Int64Array, drafts: DraftRows | None
+        self,
+        logits_SV: Tensor,
+        samples: Int64Array,
+        slots: Int64Array,
+        drafted: tuple[Int64Array, Int64Array] | None,
     ) -> Tensor:
         rows = torch.from_numpy(self._penalties.rows_of(slots.tolist()))
         index = torch.from_numpy(samples)
@@ -135,7 +156,7 @@ class Sampler:
             logits_SV.index_select(0, index),
             rows,
             (settings.presence[slots], settings.frequency[slots], settings.repetition[slots]),
-            None if drafts is None else drafts.before(samples),
+            drafted,
         )
         return rows
 

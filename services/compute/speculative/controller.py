@@ -1,9 +1,10 @@
 """How many drafts each decode row of a step gets: as many as let it give more tokens a second.
 
 A draft is right with some probability and, behind a wrong one, for nothing; and a step takes longer
-with each row, the more the longer its context. So of all drafts that rows could have those come
-first that are likely to be right for what they take, as many of them as give the most expected
-tokens in the step's measured time. None is an answer, too.
+with each row, the more the longer its context, and with each pass of a drafter that has to compute.
+So of all drafts that rows could have those come first that are likely to be right for what they
+take, as many of them as give the most expected tokens in the step's measured time. None is an
+answer, too.
 
 Shape legend: Q decode rows, K drafts of a row, N slots.
 """
@@ -19,10 +20,6 @@ from services.compute.speculative.step_costs import StepCosts
 from services.compute.step import NO_IDS, Int32Array
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-
-FIRST_RATE = 0.5
-"""What is believed of drafts before any was tried: one that is right pays for three or more wrong
-ones wherever weights are most of a step."""
 
 MEMORY = 0.97
 """Of what was seen so far in what is believed after another step: thirty steps or so. With five, 16
@@ -46,8 +43,11 @@ LEAST_GAIN = 1.01
 class DraftController:
     """Chooses from what was accepted lately; synchronous, and knows no clock."""
 
-    def __init__(self, num_slots: int, max_drafts: int, costs: StepCosts) -> None:
+    def __init__(
+        self, num_slots: int, max_drafts: int, costs: StepCosts, first_rate: float = 0.5
+    ) -> None:
         self._costs = costs
+        self._first_rate = first_rate
         self._max_drafts = max_drafts
         self._power_K = np.arange(1, max_drafts + 1)
         self._found_N = np.zeros(num_slots, dtype=np.int32)
@@ -76,6 +76,7 @@ class DraftController:
         rows = order // len(self._power_K)
         tokens = len(slots_Q) + _summed(survival_QK.ravel()[order])
         step_s = self._costs.seconds(len(slots_Q) + np.arange(len(tokens)))
+        step_s += self._passes_s(order % len(self._power_K))
         seen = positions_Q.sum() + _summed(positions_Q[rows])
         rates = tokens / (step_s + seen * self._costs.position_s)
         best = int(rates.argmax())
@@ -87,6 +88,13 @@ class DraftController:
             return NO_IDS
         num_drafts: Int32Array = np.bincount(rows[:best], minlength=len(slots_Q)).astype(np.int32)
         return num_drafts
+
+    def _passes_s(self, numbers: npt.NDArray[np.integer[Any]]) -> FloatArray:
+        """What a drafter takes for the first of these drafts, the first two …, by their numbers in
+        their rows: each pass gives all rows one that have so many."""
+        rows_K = np.cumsum(numbers[:, None] == self._power_K - 1, axis=0)
+        passes_s: FloatArray = self._costs.pass_seconds(rows_K).sum(axis=1)
+        return np.concatenate(([0.0], passes_s))
 
     def _row_s(self, positions_Q: Int32Array) -> FloatArray:
         """Roughly what one more row takes in a step of so many."""
@@ -110,7 +118,7 @@ class DraftController:
 
     def _rate(self, slots_Q: Int32Array) -> FloatArray:
         """What is believed of each row's drafts: what was seen of them, and of all until now."""
-        of_all = (self._all_right + FIRST_RATE) / (self._all_tried + 1.0)
+        of_all = (self._all_right + self._first_rate) / (self._all_tried + 1.0)
         right_Q = self._right_N[slots_Q] + OTHERS_WEIGHT * of_all
         rate_Q: FloatArray = right_Q / (self._tried_N[slots_Q] + OTHERS_WEIGHT)
         return rate_Q

@@ -9,16 +9,19 @@ prediction, and else the last. No weights are read for it.
 A slot has room for the longest text. The prediction lies at its end, where the answer may grow over
 what it has passed.
 
-Shape legend: N slots, L positions, M matches.
+Shape legend: N slots, L positions, M matches, K drafts of a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kv.transfer import Direction, PagePairs
+from services.compute.speculative.drafter import ChunkRows, DecodeRows
 from services.compute.speculative.settings import NGRAM, PREDICTION, SpeculativeSettings
 from services.compute.step import NO_IDS, Int32Array, Int64Array
 
@@ -32,7 +35,8 @@ class Stand(NamedTuple):
 
 
 class NgramDrafter:
-    """Keeps the tokens of every slot that drafts; `kernels.draft_tokens` is the same on a GPU."""
+    """Looks up drafts as soon as it is known what they follow; `kernels.draft_tokens` is the same
+    on a GPU."""
 
     def __init__(self, num_slots: int, max_positions: int, settings: SpeculativeSettings) -> None:
         self._settings = settings
@@ -96,6 +100,15 @@ class NgramDrafter:
         """Each run of so many tokens as have to be alike."""
         size, data = self._gram_bytes, ids.tobytes()
         return [data[first : first + size] for first in range(0, len(data) + 1 - size, 4)]
+
+    def read(self, chunks: ChunkRows) -> Iterable[bool]:
+        return ()
+
+    def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:
+        return ()
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> None:
+        pass
 
 
 def follow(ids_L: Int32Array, tokens: Int32Array, stand: Stand) -> Stand:

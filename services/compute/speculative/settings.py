@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from common.config import Settings
 from common.errors import ConfigError
@@ -14,24 +14,41 @@ MOST_DRAFTS = 7
 all before it to be right, and pages that are kept for it."""
 
 
-NGRAM, PREDICTION, GRAMMAR = range(3)
-DRAFTERS = ("ngram", "prediction", "grammar")
-"""What drafts are from: the text itself, the client's prediction, or a grammar that forces them."""
+NGRAM, PREDICTION, GRAMMAR, DRAFT_MODEL = range(4)
+DRAFTERS = ("ngram", "prediction", "grammar", "draft_model")
+"""What drafts are from: the text itself, the client's prediction, a grammar that forces them, or a
+small model."""
 
 
 class SpeculativeSettings(Settings):
     """Which drafts there are, and how many of them a row gets."""
 
-    method: Literal["ngram"] = "ngram"  # what followed the last tokens where they stood before
+    # What followed the last tokens where they stood before, or what a small model says.
+    method: Literal["ngram", "draft_model"] = "ngram"
+    model: str = ""  # the small one, of the same vocabulary: a folder, a GGUF file or a hub id
     num_speculative_tokens: int = Field(default=0, ge=0, le=16)  # 0: as the controller chooses
     prompt_lookup_min: int = Field(default=2, ge=1, le=8)  # tokens that have to be alike
     prompt_lookup_max: int = Field(default=5, ge=1, le=8)  # more that are alike do not count
     # To measure with weights that say nothing: this share of drafts counts as right. No real text.
     synthetic_acceptance_rate: float = Field(default=-1.0, ge=-1.0, le=1.0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _know_the_method(cls, given: Any) -> Any:
+        """As in vLLM, who names a model need not say what it is for."""
+        if isinstance(given, dict) and given.get("model"):
+            return {"method": "draft_model", **given}
+        return given
+
     @property
     def max_drafts(self) -> int:
         return self.num_speculative_tokens or MOST_DRAFTS
+
+    @property
+    def first_rate(self) -> float:
+        """What is believed of drafts before any was tried: else those of a model, each of which
+        takes a pass, would never be where a pass takes half a step."""
+        return 0.8 if self.model else 0.5
 
     @property
     def is_synthetic(self) -> bool:
@@ -53,6 +70,11 @@ def read_speculative(config: str) -> SpeculativeSettings | None:
             f"compute.speculative_config: {where + ': ' if where else ''}{first['msg']}. Give "
             'auto, off, or JSON like {"method": "ngram", "num_speculative_tokens": 4}.'
         ) from error
+    if (settings.method == "draft_model") != bool(settings.model):
+        raise ConfigError(
+            "compute.speculative_config: the method draft_model, and no other, takes a model; give "
+            'JSON like {"method": "draft_model", "model": "FOLDER"}.'
+        )
     if settings.prompt_lookup_min > settings.prompt_lookup_max:
         raise ConfigError(
             "compute.speculative_config: prompt_lookup_min is above prompt_lookup_max."

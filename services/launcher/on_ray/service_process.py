@@ -25,6 +25,7 @@ from common.run_dir import private_run_dir, remove_abandoned, shared_run_dir
 from common.telemetry import log
 from common.telemetry.log import STATUS
 from services.launcher.child import Child, describe_status, service_command
+from services.launcher.drafter import with_drafter
 from services.launcher.front import Front
 from services.launcher.launch import write_anew, write_settings
 from services.launcher.model import find_model
@@ -130,6 +131,8 @@ class ServiceProcess:
         with_weights = is_compute and plan.needs_weights
         find = partial(find_model, plan.model, with_weights=with_weights, inspect=inspect)
         model = await asyncio.to_thread(find)
+        if is_compute:
+            plan = await asyncio.to_thread(with_drafter, plan)
         create_keys(spot.keys, assignment.keys)
         env = environment_of(self._name, plan, os.environ)
         config = os.path.join(spot.run_dir, "slipstream.toml")

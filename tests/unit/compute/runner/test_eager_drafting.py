@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,26 +21,71 @@ SETTINGS = ComputeSettings(
 OFTEN = '{"num_speculative_tokens": 3, "prompt_lookup_min": 1}'
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral_window"])
-def test_random_histories_say_the_same(variant: str, tmp_path: Path) -> None:
-    folder = save_model(make_model(variant), tmp_path)
-    texts = []
-    few = {"num_pages": 12, "num_host_pages": 20, "eos_token_ids": EOS_IDS, "overlaps": True}
-    for config in ("off", OFTEN):
+def drafts_by(folder: Path) -> str:
+    return json.dumps({"model": str(folder), "num_speculative_tokens": 3})
+
+
+class Histories:
+    """What servers of a model say in the same three histories, in little memory."""
+
+    def __init__(self, variant: str, folder: Path) -> None:
+        self.folder = save_model(make_model(variant), folder)
+        self.without: list[Server] = []
+        self.without = self.played("off", range(3))
+        assert sum(server.scheduler.stats().preemptions_total for server in self.without)
+
+    def played(self, config: str, seeds: Sequence[int]) -> list[Server]:
+        few = {"num_pages": 12, "num_host_pages": 20, "eos_token_ids": EOS_IDS, "overlaps": True}
         settings = SETTINGS.model_copy(update={"speculative_config": config})
-        runner = load_on_cpu(folder, settings)
-        servers = []
-        for seed in range(3):
+        runner, servers = load_on_cpu(self.folder, settings), []
+        for seed in seeds:
             server = Server(Restricted(runner, **few), settings)
-            said = texts[0][seed][0] if texts else {}
+            said = self.without[seed].tokens if self.without else {}
             play(server, repeating_history(seed), dict(list(said.items())[::2]))
             servers.append(server)
-        texts.append([(server.tokens, server.reasons) for server in servers])
-        assert sum(server.scheduler.stats().preemptions_total for server in servers)
-    drafting = [server.scheduler.stats() for server in servers]
-    num_drafts = sum(stats.drafts_total for stats in drafting)
-    num_accepted = sum(stats.accepted_drafts_total for stats in drafting)
-    assert 20 < num_accepted < num_drafts - 20
-    assert {each.drafter for each in drafting[0].drafts} == {"ngram", "prediction"}
-    for without, with_drafts in zip(*texts, strict=True):
-        check_same(without, with_drafts)
+        return servers
+
+    def with_drafts(self, config: str, seeds: Sequence[int]) -> tuple[int, int, set[str]]:
+        """Check that they say the same; returns how many drafts there were, how many were right,
+        and what they were from."""
+        servers = self.played(config, seeds)
+        for seed, server in zip(seeds, servers, strict=True):
+            without = self.without[seed]
+            check_same((without.tokens, without.reasons), (server.tokens, server.reasons))
+        stats = [server.scheduler.stats() for server in servers]
+        num_drafts = sum(s.drafts_total for s in stats)
+        num_right = sum(s.accepted_drafts_total for s in stats)
+        return num_drafts, num_right, {each.drafter for each in stats[0].drafts}
+
+
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Histories]:
+    return {
+        variant: Histories(variant, tmp_path_factory.mktemp(variant))
+        for variant in ("llama", "mistral_window")
+    }
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral_window"])
+def test_random_histories_say_the_same(variant: str, histories: dict[str, Histories]) -> None:
+    num_drafts, num_right, drafters = histories[variant].with_drafts(OFTEN, range(3))
+    assert 20 < num_right < num_drafts - 20
+    assert drafters == {"ngram", "prediction"}
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral_window"])
+def test_a_model_that_drafts_for_itself_is_always_right(
+    variant: str, histories: dict[str, Histories]
+) -> None:
+    folder = histories[variant].folder
+    num_drafts, num_right, drafters = histories[variant].with_drafts(drafts_by(folder), (0,))
+    assert num_right == num_drafts > 100
+    assert drafters == {"draft_model"}
+
+
+def test_a_model_that_knows_nothing_changes_no_text(
+    tmp_path: Path, histories: dict[str, Histories]
+) -> None:
+    folder = save_model(make_model("qwen2_window", seed=8), tmp_path)
+    num_drafts, num_right, _ = histories["llama"].with_drafts(drafts_by(folder), (0,))
+    assert num_right < num_drafts / 3  # most requests have but three words to say

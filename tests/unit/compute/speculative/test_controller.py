@@ -65,6 +65,20 @@ def test_a_row_whose_context_takes_long_to_read_gets_none() -> None:
     assert drafts[1] == 0 and drafts[0] == drafts[2] > 0
 
 
+def test_passes_of_a_drafter_have_to_pay() -> None:
+    def by_passes_of(share: float, slots: Int32Array = SLOTS) -> list[int]:
+        pass_s = share * FLAT.step_s[0]
+        return chosen(controller(FLAT._replace(pass_s=(pass_s, pass_s))), slots)
+
+    assert by_passes_of(0.1, SLOTS[:1]) == [2]
+    assert by_passes_of(0.1) == [2] * 4  # which share their passes
+    assert by_passes_of(0.6) == []
+    slow = FLAT._replace(pass_s=(0.6 * FLAT.step_s[0],) * 2)
+    believed = DraftController(len(SLOTS), MOST, slow, first_rate=0.8)
+    believed.found(SLOTS, np.full_like(SLOTS, MOST))
+    assert chosen(believed) == [1] * 4
+
+
 def test_after_drafts_that_are_all_wrong_it_seldom_tries_again() -> None:
     made, one = controller(StepCosts((1, 8), (0.005, 0.0055))), SLOTS[:1]
     tries = 0

@@ -11,13 +11,17 @@ def test_the_setting_is_off_auto_or_json() -> None:
     assert read_speculative("auto") == SpeculativeSettings()
     config = '{"method": "ngram", "num_speculative_tokens": 4}'
     assert read_speculative(config) == SpeculativeSettings(num_speculative_tokens=4)
+    drafter = SpeculativeSettings(method="draft_model", model="small")
+    assert read_speculative('{"model": "small"}') == drafter
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
         ("on", "Invalid JSON"),
-        ('{"method": "eagle"}', "method: Input should be 'ngram'"),
+        ('{"method": "eagle"}', "method: Input should be 'ngram' or 'draft_model'"),
+        ('{"method": "draft_model"}', "the method draft_model, and no other, takes a model"),
+        ('{"method": "ngram", "model": "small"}', "and no other, takes a model"),
         ('{"draft": 3}', "draft: Extra inputs"),
         ('{"num_speculative_tokens": 99}', "less than or equal to 16"),
         ('{"prompt_lookup_min": 6}', "prompt_lookup_min is above prompt_lookup_max"),

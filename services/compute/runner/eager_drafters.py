@@ -1,0 +1,69 @@
+"""What drafts on the CPU, as the settings want it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from services.compute.kernels.span import AttentionSpan
+from services.compute.layers.cpu_linear import CpuLinears
+from services.compute.layers.eager_attention import Geometry
+from services.compute.models.eager_decoder import EagerDecoder
+from services.compute.runner.draft_model import DraftModel, DraftSizes, LentTable
+from services.compute.runner.model_loader import ModelLoader, has_room_for_dense
+from services.compute.runner.protocol import RunnerSpec
+from services.compute.sampling.sampler import Sampler
+from services.compute.speculative.drafter import Drafter
+from services.compute.speculative.ngram import NgramDrafter
+from services.compute.step import Int64Array
+
+
+class Host(NamedTuple):
+    """What an executor has for a drafter."""
+
+    spec: RunnerSpec
+    sampler: Sampler
+    tables_GNL: Int64Array
+    spans: tuple[AttentionSpan, ...]  # of its cache groups
+
+
+DrafterMaker: TypeAlias = Callable[[Host], Drafter]
+
+
+def load_drafter(loader: ModelLoader) -> DrafterMaker | None:
+    """Load what drafts for a model; None if nothing does."""
+    drafts = loader.drafts
+    if drafts is None or loader.pooling is not None:  # such a model makes no text
+        return None
+    if loader.drafter is not None:
+        return _draft_model(loader.drafter, loader.max_positions)
+    return lambda host: NgramDrafter(host.spec.max_num_seqs, host.spec.max_model_len, drafts)
+
+
+def _draft_model(small: ModelLoader, max_positions: int) -> DrafterMaker:
+    shape = small.config.shape
+    make_linear = CpuLinears(small.dtype, has_room_for_dense(shape))
+    # Beyond the positions that it was trained for it guesses worse.
+    model = EagerDecoder(small.decoder(make_linear), max_positions)
+
+    def make(host: Host) -> DraftModel:
+        spec, num_groups = host.spec, len(small.layout.spans)
+        number = next((n for n, span in enumerate(host.spans) if span.is_full), 0)
+        page_tokens = small.settings.page_tokens
+        layer_bytes = shape.layer_cache_bytes(page_tokens, small.dtype.itemsize)
+        return DraftModel(
+            model,
+            small.cache(spec.num_pages * num_groups, spec.num_host_pages * num_groups),
+            Geometry(page_tokens, layer_bytes),
+            LentTable(host.tables_GNL[number], host.spans[number]),
+            host.sampler,
+            DraftSizes(
+                spec.max_num_seqs,
+                spec.max_model_len,
+                spec.max_drafts,
+                shape.vocab_size,
+                spec.vocab_size,
+            ),
+        )
+
+    return make

@@ -1,0 +1,123 @@
+"""A draft model reads what it has to before it drafts, and is refused where it cannot help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.config import PACKAGES
+from common.errors import ConfigError
+from common.messages.sampling import SamplingParams
+from services.compute.config import ComputeSettings
+from services.compute.runner import draft_model
+from services.compute.runner.eager import CPU
+from services.compute.runner.model_loader import ModelLoader
+from services.compute.runner.packing_runner import PackingRunner
+from services.compute.runner.registry import load_runner
+from services.compute.speculative.controller import FixedDrafts
+from services.compute.step import NO_IDS, Int32Array
+from tests.unit.compute import engine_server
+from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.engine_server import Server
+from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
+
+SETTINGS = ComputeSettings(
+    device="cpu", dtype="float32", max_num_seqs=16, max_batched_token_mem=512, num_threads=1
+)
+FEW_LAYERS = {"num_hidden_layers": 1}
+
+
+class Seldom(FixedDrafts):
+    """Drafts in every fifteenth step."""
+
+    num_steps = 0
+
+    def choose(
+        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
+    ) -> Int32Array:
+        self.num_steps += 1
+        if self.num_steps % 15:
+            return NO_IDS
+        return super().choose(slots_Q, limits_Q, positions_Q, num_rows)
+
+
+def drafting_with(folder: Path, **more: object) -> ComputeSettings:
+    config = json.dumps({"model": str(folder), "num_speculative_tokens": 3, **more})
+    return SETTINGS.model_copy(update={"speculative_config": config})
+
+
+def answers(runner: PackingRunner, settings: ComputeSettings) -> Server:
+    """Three sampled answers of different lengths, of which two begin alike."""
+    server = Server(runner, settings)
+    for counter, length in ((10, 10), (20, 32), (30, 20)):
+        prompt = [*range(3, 21), counter]
+        server.ask(counter, prompt, SamplingParams(length, seed=counter, ignore_eos=True))
+    server.run()
+    return server
+
+
+def test_what_it_has_not_read_it_reads_before_it_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(make_model("llama"), tmp_path)
+    settings = drafting_with(folder)
+    monkeypatch.setattr(engine_server, "draft_policy", lambda config, runner: Seldom(16, 3))
+    monkeypatch.setattr(draft_model, "FEW", 3)
+    monkeypatch.setattr(draft_model, "READ_AT_ONCE", 8)
+    stats = answers(load_on_cpu(folder, settings), settings).scheduler.stats()
+    assert stats.accepted_drafts_total == stats.drafts_total > 5
+
+
+def test_more_or_fewer_ids_without_a_text_do_not_matter(tmp_path: Path) -> None:
+    folders = []
+    for size in (VOCAB_SIZE, VOCAB_SIZE - 9, VOCAB_SIZE + 9):
+        model = make_model("llama", vocab_size=size, **FEW_LAYERS)
+        folders.append(save_model(model, tmp_path / str(size)))
+        tokenizer = {"model": {"vocab": {"a": 0, "b": 1}}}
+        (folders[-1] / "tokenizer.json").write_text(json.dumps(tokenizer))
+    texts = []
+    for drafter in folders:
+        settings = drafting_with(drafter)
+        server = answers(load_on_cpu(folders[0], settings), settings)
+        assert server.scheduler.stats().drafts_total > 10
+        texts.append(server.tokens)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_page_has_room_for_what_the_drafter_keeps(tmp_path: Path) -> None:
+    large = save_model(make_model("llama"), tmp_path / "large")
+    small = save_model(make_model("qwen2_window"), tmp_path / "small")
+    settings = drafting_with(small).model_copy(update={"max_batched_token_mem": 0})
+    alone, drafter = (ModelLoader.read(folder, SETTINGS, CPU) for folder in (large, small))
+    both = ModelLoader.read(large, settings, CPU)
+    drafter_bytes = len(drafter.groups) * drafter.page_bytes
+    assert both.page_bytes == both.groups[0].page_bytes == alone.page_bytes + drafter_bytes
+    assert both.limits(lambda: 20 * both.page_bytes).num_pages == 20
+
+
+def test_a_model_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+    large = save_model(make_model("llama", **FEW_LAYERS), tmp_path / "large")
+    small = save_model(make_model("llama", vocab_size=50, **FEW_LAYERS), tmp_path / "small")
+    with pytest.raises(ConfigError, match=r"small has another vocabulary .* 50 ids where there"):
+        ModelLoader.read(large, drafting_with(small), CPU)
+    for folder, text in ((large, "a"), (small, "b")):
+        tokenizer = {"model": {"vocab": [[text, 0.0]]}, "added_tokens": []}
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="token 0 is 'b' where it is 'a'. Take a drafter"):
+        ModelLoader.read(large, drafting_with(small), CPU)
+
+
+def test_it_does_not_draft_for_a_model_that_is_split() -> None:
+    settings = drafting_with(Path("small")).model_copy(update={"tensor_parallel_size": 2})
+    with pytest.raises(ConfigError, match="leave compute.tensor_parallel_size out"):
+        load_runner(Path("nowhere"), settings)
+
+
+def test_the_demo_has_a_drafter_of_a_fifth_of_its_size() -> None:
+    models = Path(PACKAGES) / "models"
+    loader = ModelLoader.read(models / "demo", drafting_with(models / "demo_draft"), CPU)
+    assert loader.drafter is not None
+    sizes = [each.config.shape.num_weights for each in (loader.drafter, loader)]
+    assert 0.18 < sizes[0] / sizes[1] < 0.21
