@@ -104,7 +104,13 @@ def draft_policy(
     if speculative.num_speculative_tokens:
         return FixedDrafts(spec.max_num_seqs, spec.max_drafts)
     step_costs = measure(runner) if costs is None else costs()
-    return DraftController(spec.max_num_seqs, spec.max_drafts, step_costs, speculative.first_rate)
+    return DraftController(
+        spec.max_num_seqs,
+        spec.max_drafts,
+        step_costs,
+        speculative.first_rate,
+        speculative.first_weight,
+    )
 
 
 def grammar_settings(

@@ -44,10 +44,16 @@ class DraftController:
     """Chooses from what was accepted lately; synchronous, and knows no clock."""
 
     def __init__(
-        self, num_slots: int, max_drafts: int, costs: StepCosts, first_rate: float = 0.5
+        self,
+        num_slots: int,
+        max_drafts: int,
+        costs: StepCosts,
+        first_rate: float = 0.5,
+        first_weight: float = 1.0,
     ) -> None:
+        """`first_rate` is believed as if of `first_weight` drafts so many had been right."""
         self._costs = costs
-        self._first_rate = first_rate
+        self._first_weight, self._first_right = first_weight, first_weight * first_rate
         self._max_drafts = max_drafts
         self._power_K = np.arange(1, max_drafts + 1)
         self._found_N = np.zeros(num_slots, dtype=np.int32)
@@ -118,7 +124,7 @@ class DraftController:
 
     def _rate(self, slots_Q: Int32Array) -> FloatArray:
         """What is believed of each row's drafts: what was seen of them, and of all until now."""
-        of_all = (self._all_right + self._first_rate) / (self._all_tried + 1.0)
+        of_all = (self._all_right + self._first_right) / (self._all_tried + self._first_weight)
         right_Q = self._right_N[slots_Q] + OTHERS_WEIGHT * of_all
         rate_Q: FloatArray = right_Q / (self._tried_N[slots_Q] + OTHERS_WEIGHT)
         return rate_Q

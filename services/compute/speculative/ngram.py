@@ -148,10 +148,3 @@ def _alike(ids_L: Int32Array, last: int, count: int, begin: int, stop: int) -> I
     for back in range(1, count):
         is_alike &= ids_L[begin - back : max(stop, begin) - back] == ids_L[last - back]
     return begin + np.flatnonzero(is_alike)
-
-
-def draft(ids_L: Int32Array, settings: SpeculativeSettings) -> Int32Array:
-    """Guess what follows these tokens; empty where too few of the last ones stood before."""
-    length = len(ids_L)
-    place = find(ids_L, length - 1, Stand(length, length - 1, False), settings)
-    return ids_L[place + 1 : place + 1 + settings.max_drafts].copy() if place >= 0 else NO_IDS

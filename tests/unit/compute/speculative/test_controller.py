@@ -79,6 +79,18 @@ def test_passes_of_a_drafter_have_to_pay() -> None:
     assert chosen(believed) == [1] * 4
 
 
+def test_one_wrong_draft_of_a_model_is_little_to_know() -> None:
+    def after_one_wrong(first_weight: float) -> list[int]:
+        slow = FLAT._replace(pass_s=(0.5 * FLAT.step_s[0],) * 2)
+        made = DraftController(len(SLOTS), MOST, slow, 0.8, first_weight)
+        made.found(SLOTS, np.full_like(SLOTS, MOST))
+        made.seen(SLOTS[:1], int32_array([1]), int32_array([0]))
+        return chosen(made, SLOTS[:1])
+
+    assert after_one_wrong(1.0) == []
+    assert len(after_one_wrong(4.0)) == 1
+
+
 def test_after_drafts_that_are_all_wrong_it_seldom_tries_again() -> None:
     made, one = controller(StepCosts((1, 8), (0.005, 0.0055))), SLOTS[:1]
     tries = 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from services.compute.kernels.slot_entries import SlotEntry
-from services.compute.speculative.ngram import NgramDrafter, draft
+from services.compute.speculative.ngram import NgramDrafter
 from services.compute.speculative.settings import NGRAM, PREDICTION, SpeculativeSettings
 from services.compute.step import NO_IDS, int32_array
 
@@ -25,7 +25,7 @@ FOUR = SpeculativeSettings(num_speculative_tokens=4)
 def test_drafts_are_what_followed_the_last_tokens_before(
     ids: list[int], expected: list[int]
 ) -> None:
-    assert draft(int32_array(ids), FOUR).tolist() == expected
+    assert drafted(ids[:-1], [], ids[-1:]) == [expected]
 
 
 def drafted(prompt: list[int], prediction: list[int], *steps: list[int]) -> list[list[int]]:
