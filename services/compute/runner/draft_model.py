@@ -75,6 +75,10 @@ class DraftModel:
         self._num_read_N = np.full(sizes.num_slots, UNKNOWN, dtype=np.int64)
         self._open = np.full(sizes.max_drafts, NO_DRAFT, dtype=np.int32)
 
+    @property
+    def computes(self) -> bool:
+        return True
+
     def enter(self, entry: SlotEntry) -> None:
         self._tokens.enter(entry)
         self._num_read_N[entry.slot] = UNKNOWN

@@ -35,6 +35,8 @@ class EagerDrafting:
     ) -> Generator[bool, None, Rows]:
         """Show a step's rows to the drafter, which guesses what it left open; returns them with
         the drafts that there are."""
+        if not self._drafter.computes:
+            return rows
         chunks = ChunkRows(
             rows.slots_R[num_decodes:],
             rows.q_start_R[num_decodes:],
@@ -61,6 +63,8 @@ class EagerDrafting:
 
     def accepted(self, rows: Rows, tokens_S: Int64Array) -> BoolArray:
         """Which rows count, of which these tokens were drawn."""
+        if not rows.number_S.any():  # the most steps
+            return np.ones(len(tokens_S), dtype=np.bool_)
         if self._settings.is_synthetic:
             rate = self._settings.synthetic_acceptance_rate
             return accepted_synthetic(rows.index_S, rows.slot_S, rows.number_S, rate)
@@ -72,7 +76,9 @@ class EagerDrafting:
         """Draft behind the tokens that count; returns how many there are, and what they are from,
         on each slot's first row."""
         num_found_S, found_by_S = np.zeros((2, len(slots_S)), dtype=np.int32)
-        firsts = np.flatnonzero(np.diff(slots_S, prepend=-1))
+        is_first_S = np.ones(len(slots_S), dtype=np.bool_)
+        np.not_equal(slots_S[1:], slots_S[:-1], out=is_first_S[1:])
+        firsts = np.flatnonzero(is_first_S)
         counted = np.concatenate(((0,), np.cumsum(counts_S)))
         ends = counted[np.append(firsts, len(slots_S))].tolist()
         tokens = tokens_S[counts_S].astype(np.int32)

@@ -39,6 +39,11 @@ class Drafter(Protocol):
     What has to be computed for it pauses as a forward pass does: after each layer, with more to do.
     """
 
+    @property
+    def computes(self) -> bool:
+        """Whether it has to see a step's rows: else `read` and `draft` have nothing to do."""
+        ...
+
     def enter(self, entry: SlotEntry) -> None:
         """A sequence takes its slot."""
         ...

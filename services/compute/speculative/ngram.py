@@ -48,6 +48,10 @@ class NgramDrafter:
         # By which most tokens are done: what never stood before is not looked for (2 us, not 20).
         self._grams: list[set[bytes]] = [set() for _ in range(num_slots)]
 
+    @property
+    def computes(self) -> bool:
+        return False
+
     def enter(self, entry: SlotEntry) -> None:
         """A sequence takes its slot."""
         ids = np.concatenate((entry.prompt_ids, entry.output_ids)) if entry.drafts else NO_IDS
