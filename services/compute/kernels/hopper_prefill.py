@@ -2,9 +2,9 @@
 
 One warp has the copy engine bring pages of keys and values, two warpgroups take half of an item's
 rows each: a warpgroup weighs a block's scores while its tensor cores multiply the values of the
-block before. An H100 reaches 629 TFLOP/s for a prompt of 4,096 (8B) where the kernel of
+block before. An H100 reaches 617 TFLOP/s for a prompt of 4,096 (8B) where the kernel of
 prefill_attention, which has the same promises and serves all other devices and entries, reaches
-371. In Gluon, since plain Triton has no say in which warps do what, nor in when a product is waited
+370. In Gluon, since plain Triton has no say in which warps do what, nor in when a product is waited
 for.
 
 Shape legend: M rows of a warpgroup (queries times heads of a group), N keys of a block, D head
