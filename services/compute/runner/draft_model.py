@@ -84,11 +84,11 @@ class DraftModel:
         self._num_read_N[entry.slot] = UNKNOWN
 
     def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
-        ids_L = self._tokens.extend(slot, tokens)
-        if not len(ids_L):
+        if not self._tokens.count(slot):
             return NO_IDS, DRAFT_MODEL
         # What it read of its own drafts counts as far as they were right.
-        self._num_read_N[slot] = min(self._num_read_N[slot], len(ids_L) - 1)
+        last = self._tokens.append(slot, tokens) - 1
+        self._num_read_N[slot] = min(self._num_read_N[slot], last)
         return self._open, DRAFT_MODEL
 
     def read(self, chunks: ChunkRows) -> Iterable[bool]:
@@ -139,7 +139,7 @@ class DraftModel:
         """Read tokens that it has not, but the last ones."""
         for slot, position in zip(slots_D.tolist(), positions_D.tolist(), strict=True):
             while (start := int(self._num_read_N[slot])) + READ_AT_ONCE <= position:
-                ids_T = self._tokens.between(slot, start, start + READ_AT_ONCE)
+                ids_T = self._tokens.room(slot)[start : start + READ_AT_ONCE]
                 one = np.array([[slot], [start], [READ_AT_ONCE]])
                 yield from self.read(ChunkRows(one[0], one[1], one[2], ids_T.astype(np.int64)))
 
@@ -152,7 +152,7 @@ class DraftModel:
         order = np.argsort(len_P > FEW, kind="stable")  # those with few to read come first
         num_few = int((len_P <= FEW).sum())
         parts = [
-            np.append(self._tokens.between(slots_P[p], start_P[p], positions_P[p]), tokens_P[p])
+            np.append(self._tokens.room(slots_P[p])[start_P[p] : positions_P[p]], tokens_P[p])
             for p in order
         ]
         few, many = order[:num_few], order[num_few:]

@@ -23,6 +23,7 @@ from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
 from services.compute.speculative.settings import NGRAM, PREDICTION, SpeculativeSettings
+from services.compute.speculative.slot_tokens import SlotTokens
 from services.compute.step import NO_IDS, Int32Array, Int64Array
 
 
@@ -40,8 +41,7 @@ class NgramDrafter:
 
     def __init__(self, num_slots: int, max_positions: int, settings: SpeculativeSettings) -> None:
         self._settings = settings
-        self._ids_NL = np.zeros((num_slots, max_positions + 1), dtype=np.int32)
-        self._num_ids = np.zeros(num_slots, dtype=np.int64)  # 0: the slot does not draft
+        self._tokens = SlotTokens(num_slots, max_positions)
         self._stands = [Stand(max_positions + 1, max_positions, False)] * num_slots
         self._most, self._is_synthetic = settings.max_drafts, settings.is_synthetic
         self._gram_bytes = 4 * settings.prompt_lookup_min
@@ -54,31 +54,28 @@ class NgramDrafter:
 
     def enter(self, entry: SlotEntry) -> None:
         """A sequence takes its slot."""
-        ids = np.concatenate((entry.prompt_ids, entry.output_ids)) if entry.drafts else NO_IDS
-        ids_L, predicted = self._ids_NL[entry.slot], entry.prediction_ids
+        ids = self._tokens.enter(entry)
+        ids_L, predicted = self._tokens.room(entry.slot), entry.prediction_ids
         start = len(ids_L) - len(predicted)
-        ids_L[: len(ids)], ids_L[start:] = ids, predicted
-        self._num_ids[entry.slot] = len(ids)
+        ids_L[start:] = predicted
         self._stands[entry.slot] = Stand(start, start - 1, len(predicted) > 0)
         self._grams[entry.slot] = {*self._grams_of(ids), *self._grams_of(predicted)}
 
     def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
         """Append what a slot's sequence went on with; return the drafts for what follows, and which
         of DRAFTERS they are from."""
-        start = int(self._num_ids[slot])
+        start = self._tokens.count(slot)
         if not start:
             return NO_IDS, NGRAM
-        ids_L, most = self._ids_NL[slot], self._most
+        ids_L, most = self._tokens.room(slot), self._most
         stand = self._stands[slot]
         if stand.follows:
             stand = follow(ids_L, tokens, stand)
-        end = min(start + len(tokens), len(ids_L))
-        ids_L[start:end] = tokens[: end - start]
-        self._num_ids[slot] = end
+        end = self._tokens.append(slot, tokens)
         last = end - 1
         if self._is_synthetic:
             return np.repeat(ids_L[last], most), NGRAM
-        stood_before = self._remember(slot, start, end)
+        stood_before = self._remember(slot, ids_L, start, end)
         place = stand.place if stand.follows else -1
         if stood_before and not stand.follows:
             place = find(ids_L, last, stand, self._settings)
@@ -90,9 +87,9 @@ class NgramDrafter:
         drafts = ids_L[place + 1 : min(place + 1 + most, stop)].copy()
         return drafts, PREDICTION if is_predicted else NGRAM
 
-    def _remember(self, slot: int, start: int, end: int) -> bool:
+    def _remember(self, slot: int, ids_L: Int32Array, start: int, end: int) -> bool:
         """Take the grams that end in places start .. end; whether the last of them is not new."""
-        grams, size, ids_L = self._grams[slot], self._gram_bytes // 4, self._ids_NL[slot]
+        grams, size = self._grams[slot], self._gram_bytes // 4
         stood_before = start == end
         for stop in range(max(start + 1, size), end + 1):
             gram = ids_L[stop - size : stop].tobytes()

@@ -18,25 +18,26 @@ class SlotTokens:
         self._ids_NL = np.zeros((num_slots, max_positions + 1), dtype=np.int32)
         self._num_ids = np.zeros(num_slots, dtype=np.int64)  # 0: the slot does not draft
 
-    def enter(self, entry: SlotEntry) -> None:
-        """A sequence takes its slot."""
+    def enter(self, entry: SlotEntry) -> Int32Array:
+        """A sequence takes its slot; returns its tokens, none if it does not draft."""
         ids = np.concatenate((entry.prompt_ids, entry.output_ids)) if entry.drafts else NO_IDS
         self._ids_NL[entry.slot, : len(ids)] = ids
         self._num_ids[entry.slot] = len(ids)
+        return ids
 
-    def extend(self, slot: int, tokens: Int32Array) -> Int32Array:
-        """Append what a slot's sequence went on with; return all of it, nothing if it does not
-        draft."""
-        start = int(self._num_ids[slot])
-        if not start:
-            return NO_IDS
+    def count(self, slot: int) -> int:
+        """How many tokens a slot's sequence has; 0 if it does not draft."""
+        return int(self._num_ids[slot])
+
+    def room(self, slot: int) -> Int32Array:
+        """A slot's tokens and what is behind them."""
+        ids_L: Int32Array = self._ids_NL[slot]
+        return ids_L
+
+    def append(self, slot: int, tokens: Int32Array) -> int:
+        """Take what a slot's sequence went on with; returns how many tokens it has now."""
+        start = self.count(slot)
         end = min(start + len(tokens), self._ids_NL.shape[1])
         self._ids_NL[slot, start:end] = tokens[: end - start]
         self._num_ids[slot] = end
-        ids_L: Int32Array = self._ids_NL[slot, :end]
-        return ids_L
-
-    def between(self, slot: int, start: int, end: int) -> Int32Array:
-        """Those at the positions start .. end."""
-        ids: Int32Array = self._ids_NL[slot, start:end]
-        return ids
+        return end
