@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from math import isnan
 from typing import Any
 
@@ -49,7 +50,8 @@ class EngineStats:
 
 @dataclass(slots=True)
 class _Launched:
-    """A step that is on the device, or `computing` here, a slice at a time.
+    """A step that is on the device, or `computing` here, a slice at a time, or waiting for what
+    another stage makes of it.
 
     With `masked` its sampling is still to be launched.
     """
@@ -120,9 +122,10 @@ class Engine:
     def launch_delay_s(self) -> float:
         """How long planning can still wait for new requests without the device running dry.
 
-        Where nothing overlaps it is dry, but waits for masks that may force tokens of its step.
+        Where nothing overlaps it is dry, as the first of several stages is; but it waits for masks
+        that may force tokens of its step.
         """
-        if not self._runner.spec().overlaps:
+        if self._runner.spec().pauses:
             masking = None if self._in_flight else self._masking
             return MASK_PATIENCE_S if masking is not None and masking.may_force() else 0.0
         if not (self._in_flight and self.has_room):
@@ -154,7 +157,7 @@ class Engine:
             if self._mask_source is not None and plan.slots:
                 self._mask_source.place(plan.slots)
             ticket = self._forward(plan)
-            computing = not self._runner.spec().overlaps
+            computing = self._runner.spec().pauses
             if computing and not self._depth:  # in a pipeline it waits for its turn
                 computing = not self._runner.go_on(ticket)
             if not (plan.structured or computing):
@@ -178,11 +181,19 @@ class Engine:
     @property
     def is_computing(self) -> bool:
         """Whether `go_on` has a step to compute, in this thread."""
-        return bool(self._in_flight) and self._in_flight[0].computing
+        return self._computing() is not None
+
+    def _computing(self) -> _Launched | None:
+        """The oldest step that is; where nothing overlaps, the results of those before it come
+        first."""
+        steps = self._in_flight if self._runner.spec().overlaps else islice(self._in_flight, 1)
+        return next((step for step in steps if step.computing), None)
 
     def go_on(self) -> None:
-        """Compute a slice of the oldest step."""
-        step = self._in_flight[0]
+        """Compute a slice of the oldest step that is to be computed here."""
+        step = self._computing()
+        if step is None:
+            return
         try:
             step.computing = not self._runner.go_on(step.ticket)
             if not (step.computing or step.masked):
@@ -190,10 +201,16 @@ class Engine:
         except FatalError:
             raise
         except Exception as error:
-            self._in_flight.popleft()
+            self._in_flight.remove(step)
             self._fail(step.plan, error)
         step.launched_s = self._clock()  # it need not be waited for
         self.num_slices += 1
+
+    def collect_before(self) -> bool:
+        """Take the result of a step before those that are to be computed, if it is there; False if
+        not."""
+        oldest = self._in_flight[0]
+        return not (oldest.computing or oldest.masked) and self.collect(force=False)
 
     def drop_computing(self) -> None:
         """Forget the steps that this thread has to compute; their requests are to end."""
@@ -289,9 +306,9 @@ class Engine:
 
     def collect(self, force: bool) -> bool:
         """Take the oldest step's result, waiting for it only if `force`; False if there is none."""
-        while self.is_computing:
+        while force and self._in_flight and self._in_flight[0].computing:
             self.go_on()
-        if not self._in_flight:
+        if not self._in_flight or self._in_flight[0].computing:
             return False
         oldest = self._in_flight[0]
         if oldest.masked and not (self.sample(True, force) and self._in_flight):

@@ -77,7 +77,8 @@ class StepLoop:
                 self._deliver(of_step=True)
 
     async def _compute(self) -> None:
-        """Compute a long step of the CPU while the loop turns, so that it never seems to hang.
+        """Compute a long step of the CPU while the loop turns, so that it never seems to hang, or
+        look for what another stage makes of a step.
 
         Where a pipeline has room, only a slice: there may be something to plan by now.
         """
@@ -89,7 +90,9 @@ class StepLoop:
             self._engine.go_on()
             self.longest_block_s = max(self.longest_block_s, time.thread_time() - began_s)
             await asyncio.sleep(0)
-            self._deliver()  # ends of what was aborted or refused meanwhile
+            # an earlier step's, or ends of what was aborted or refused meanwhile
+            engine = self._engine
+            self._deliver(of_step=engine.is_computing and engine.collect_before())
             if self._engine.has_room:
                 return
 

@@ -237,7 +237,7 @@ class _Family:
             inherited[LISTEN_FD_VARIABLE] = str(listening)
             passed = self.fds
         if service == "compute" and self.cores is not None:
-            inherited |= self.cores.environment_of(int(number), self.plan.num_ranks)
+            inherited |= self.cores.environment_of(int(number), self.plan.num_processes)
         return Child(name, service_command(service, name, self.config), inherited, passed)
 
 

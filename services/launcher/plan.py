@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of each compute; on GPUs each has one."""
+        """Processes that each layer of a compute is split over."""
         return self._size("tensor_parallel_size")
 
     @property
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def num_processes(self) -> int:
-        """Of each compute."""
+        """Of each compute; on GPUs each has one."""
         return self.num_ranks * self.num_stages
 
     def _size(self, name: str) -> int:
@@ -193,20 +193,20 @@ def environment_of(
     on_gpu = plan.value("compute", "device") in ("auto", "cuda")
     # Computes get a GPU each, or neighbours, in turn; those that are added later as well.
     if service == "compute" and on_gpu and (gpus := gpus_in(env)):
-        ranks = plan.num_ranks
-        first = int(index) % max(1, len(gpus) // ranks) * ranks
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + ranks])
+        count = plan.num_processes
+        first = int(index) % max(1, len(gpus) // count) * count
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + count])
     return environment
 
 
 def check_gpus_for(number: int, plan: Plan, env: Mapping[str, str]) -> None:
     """Raise ScaleError where the GPUs of this host do not suffice for this compute of a model that
     is split; of others several may share one."""
-    ranks, num_gpus = plan.num_ranks, len(gpus_in(env))
+    count, num_gpus = plan.num_processes, len(gpus_in(env))
     on_gpu = num_gpus > 0 and plan.value("compute", "device") in ("auto", "cuda")
-    if on_gpu and ranks > 1 and (number + 1) * ranks > num_gpus:
+    if on_gpu and count > 1 and (number + 1) * count > num_gpus:
         raise ScaleError(
-            f"compute: each takes {ranks} GPUs, and {num_gpus} can be used here; ask for fewer"
+            f"compute: each takes {count} GPUs, and {num_gpus} can be used here; ask for fewer"
         )
 
 
@@ -220,7 +220,7 @@ def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
     if pin != "on" and not on_gpu:
         return None
     cores = cores_among(available_cpus())
-    num_processes = plan.most_computes * plan.num_ranks
+    num_processes = plan.most_computes * plan.num_processes
     placed = place(cores, num_processes, forced=pin == "on")
     if placed is None and pin == "on":
         raise ConfigError(
@@ -237,9 +237,9 @@ class Cores:
     own: tuple[int, ...]
     common: frozenset[int]
 
-    def environment_of(self, compute: int, num_ranks: int) -> dict[str, str]:
+    def environment_of(self, compute: int, num_processes: int) -> dict[str, str]:
         """The settings of a compute's own cores; none for one that was added later."""
-        own = list(map(str, self.own[compute * num_ranks :][:num_ranks]))
+        own = list(map(str, self.own[compute * num_processes :][:num_processes]))
         cores = {"CORE": own[0]} if own else {}
         if own[1:]:
             cores["FOLLOWER_CORES"] = ",".join(own[1:])

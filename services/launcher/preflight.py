@@ -127,30 +127,30 @@ def check_ranks(plan: Plan, device: str, num_gpus: int) -> None:
 
     Of `num_gpus` 0 means that nobody knows.
     """
-    ranks, computes = plan.num_ranks, plan.most_computes
-    if plan.num_stages > 1:
-        _check_stages(plan, device)
-    if ranks == 1:  # several computes may share a GPU
+    count, computes = plan.num_processes, plan.most_computes
+    if count == 1:  # several computes may share a GPU
         return
-    option = f"--tensor-parallel-size {ranks}"
+    option = split_option(plan)
     if device == "sim":
         raise ConfigError(f"{option}: the device sim has no model to split; leave it out")
-    if device == "cuda" and 0 < num_gpus < ranks * computes:
+    if plan.num_stages > 1:
+        _check_stages(plan, option)
+    if device == "cuda" and 0 < num_gpus < count * computes:
         copies = f" --computes {computes}" if computes > 1 else ""
         raise ConfigError(
-            f"{option}{copies}: that takes {ranks * computes} GPUs, and {num_gpus} can be used "
+            f"{option}{copies}: that takes {count * computes} GPUs, and {num_gpus} can be used "
             "here; ask for fewer"
         )
 
 
-def _check_stages(plan: Plan, device: str) -> None:
-    option = f"--pipeline-parallel-size {plan.num_stages}"
-    if device == "sim":
-        raise ConfigError(f"{option}: the device sim has no model to split; leave it out")
-    if device == "cuda":
-        raise ConfigError(
-            f"{option}: stages run on the CPU only so far; on GPUs take --tensor-parallel-size"
-        )
+def split_option(plan: Plan) -> str:
+    """The option that splits a compute over processes."""
+    if plan.num_stages > 1:
+        return f"--pipeline-parallel-size {plan.num_stages}"
+    return f"--tensor-parallel-size {plan.num_ranks}"
+
+
+def _check_stages(plan: Plan, option: str) -> None:
     if plan.num_ranks > 1:
         raise ConfigError(
             f"{option}: stages cannot be split over ranks as well yet; leave "
@@ -244,12 +244,12 @@ def _need(
 
 
 def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
-    share, ranks = _number(plan, "gpu_memory_utilization"), plan.num_ranks
-    for number, gpu in enumerate(machine.gpus[: plan.most_computes * ranks]):
+    share, count = _number(plan, "gpu_memory_utilization"), plan.num_processes
+    for number, gpu in enumerate(machine.gpus[: plan.most_computes * count]):
         room = int(gpu.total_bytes * share) - gpu.used_bytes
-        if (need.weights + need.cache) // ranks > room:
-            split = f", over {ranks} GPUs" if ranks > 1 else ""
-            idle = len(machine.gpus) - plan.most_computes * ranks
+        if (need.weights + need.cache) // count > room:
+            split = f", over {count} GPUs" if count > 1 else ""
+            idle = len(machine.gpus) - plan.most_computes * count
             advice = _advice(need) + (", or raise --tensor-parallel-size" if idle > 0 else "")
             raise ConfigError(
                 f"the model does not fit on GPU {number}: {need.text()}{split}, and of its "

@@ -170,6 +170,7 @@ def launch(
     pages = LayerPages(torch.zeros(2, 2, 2, 16, 8))
     caches = [LayerCache(pages, table, slots) for _ in decoder.layers]
     step = KernelStep(device, num_tokens, caches, recorder)
-    hidden = decoder.forward(step)
+    hidden = step.embed(decoder.embedding)
+    decoder.forward(hidden, step)
     step.finish(hidden)
     return hidden

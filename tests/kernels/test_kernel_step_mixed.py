@@ -152,7 +152,9 @@ def stream_of(decoder: Decoder[AnyLinear], num_tokens: int, device: torch.device
         for _ in decoder.layers
     ]
     step = KernelStep(kernels, num_tokens, caches, Queries())
-    step.finish(decoder.forward(step))
+    hidden = step.embed(decoder.embedding)
+    decoder.forward(hidden, step)
+    step.finish(hidden)
     return torch.cat((stream.x_TE[:num_tokens], stream.delta_TE[:num_tokens]))
 
 

@@ -29,7 +29,6 @@ from common.link.curve import Doorkeeper, Keys
 HEARTBEAT_MS = 250
 SILENCE_MS = 1250  # of ZeroMQ's own thread, which also answers while the process computes
 LOOK_MS = 100  # between two looks at whether there is another connection to watch
-WAIT_MS = 2  # for hidden states, before the loop of who leads turns
 TIMEOUT_S = 600.0  # of one step, however little processor time a stage gets
 LINGER_MS = 500
 
@@ -161,19 +160,22 @@ class LinkedStages:
     def send(self, x_TE: Tensor) -> None:
         send(self._next, Kind.HIDDEN, x_TE.contiguous().view(torch.uint8).numpy())
 
-    def receive(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | None:
-        message = self._link.look(Kind.HIDDEN, WAIT_MS)
+    def receive(self, room_TE: Tensor, wait_ms: int) -> bool:
+        message = self._link.look(Kind.HIDDEN, wait_ms)
         if message is None:
             now_s = time.monotonic()
             self._due_at_s = min(self._due_at_s, now_s + TIMEOUT_S)
             if now_s > self._due_at_s:
                 raise FatalError(f"the stage before has made nothing of a step for {TIMEOUT_S:g} s")
-            return None
-        self._due_at_s, payload = math.inf, message.payload
-        if payload.nbytes != math.prod(shape) * dtype.itemsize:
-            raise FatalError(f"{payload.nbytes} bytes came from another stage for {shape}")
-        own = np.frombuffer(payload, dtype=np.uint8).copy()  # parts add to it
-        return torch.from_numpy(own).view(dtype).view(shape)
+            return False
+        self._due_at_s, room = math.inf, room_TE.view(torch.uint8).numpy()
+        made = np.frombuffer(message.payload, dtype=np.uint8)
+        if made.size != room.size:
+            raise FatalError(
+                f"{made.size} bytes came from another stage for {len(room)} tokens, not {room.size}"
+            )
+        room[:] = made.reshape(room.shape)
+        return True
 
     def least(self, value: int) -> int:
         """Once around it becomes the least, once more all hear of it."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
+
+WAIT_MS = 2
+"""For hidden states, where the loop of who leads has to turn meanwhile."""
 
 
 class Stages(Protocol):
@@ -29,12 +31,13 @@ class Stages(Protocol):
         ...
 
     def send(self, x_TE: Tensor) -> None:
-        """Give the next stage what this one has made of a step, without waiting for it."""
+        """Give the next stage what this one has made of a step, in memory of the host that stays
+        as it is, without waiting for it."""
         ...
 
-    def receive(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | None:
-        """What the stage before has made of the next step; None if that is not there in a
-        moment."""
+    def receive(self, room_TE: Tensor, wait_ms: int) -> bool:
+        """Write what the stage before has made of the next step to this memory of the host; False
+        if it is not there within this time."""
         ...
 
     def least(self, value: int) -> int:
@@ -54,7 +57,7 @@ class OneStage:
     def send(self, x_TE: Tensor) -> None:
         raise RuntimeError("there is no next stage")
 
-    def receive(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | None:
+    def receive(self, room_TE: Tensor, wait_ms: int) -> bool:
         raise RuntimeError("there is no stage before")
 
     def least(self, value: int) -> int:

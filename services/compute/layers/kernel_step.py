@@ -115,9 +115,13 @@ class KernelStep:
         torch.index_select(embedding.weight_VE, 0, tokens_T, out=x_TE)
         if embedding.scale != 1.0:
             x_TE.mul_(embedding.scale)
-        self._attention.plan(num_tokens)
+        return self.begin()
+
+    def begin(self) -> Hidden:
+        """Go on with what lies in the stream."""
+        self._attention.plan(self._num_tokens)
         self._device.ranks.begin()
-        return Hidden(x_TE)
+        return Hidden(self._device.stream.x_TE[: self._num_tokens])
 
     def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
         self._device.scratch.rewind()
@@ -238,10 +242,10 @@ class KernelStep:
         )
         return attend_latent(down_TC, attention, step)
 
-    def finish(self, hidden: Hidden) -> None:
-        """Leave the stream where the next graph finds it."""
+    def finish(self, hidden: Hidden, *, is_whole: bool = False) -> None:
+        """Leave the stream where the next graph finds it; `is_whole`: with the last part added."""
         ranks = self._device.ranks
-        if ranks.is_split:
+        if ranks.is_split or is_whole:
             self.settle(hidden)
         else:
             self._combine(hidden)

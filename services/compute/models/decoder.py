@@ -55,9 +55,17 @@ class Decoder(Generic[L]):
             if part.tokens_X is not None
         }
 
-    def forward(self, step: StepContext[L]) -> Hidden:
-        """The residual stream after the last layer, not yet normalised."""
-        hidden = step.embed(self.embedding)
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins with tokens, not with what another stage has made of them."""
+        return self.first_layer == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits are made of its result."""
+        return self.first_layer + len(self.layers) == self.shape.num_layers
+
+    def forward(self, hidden: Hidden, step: StepContext[L]) -> None:
+        """Take the residual stream through all layers; it is not yet normalised then."""
         for layer in self.layers:
             layer(hidden, step)
-        return hidden

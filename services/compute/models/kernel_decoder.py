@@ -98,18 +98,33 @@ class KernelDecoder:
         return len(self._device.stream.x_TE)
 
     @property
+    def hidden_TE(self) -> Tensor:
+        """The stream, of as many tokens as a step may have."""
+        return self._device.stream.x_TE
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the head."""
+        return self._decoder.is_last
+
+    @property
     def hidden_size(self) -> int:
         return self._decoder.shape.hidden_size
 
     def forward(
         self, num_tokens: int, caches: Sequence[LayerCache], attention: KernelAttention
     ) -> None:
-        """Leave the hidden states of T tokens in the stream, the last layer's part apart.
+        """Leave the hidden states of T tokens in the stream, the last layer's part apart where
+        logits are made of them.
 
-        Keys and values of the step are stored in the `caches` of the layers.
+        A stage that is not the first goes on with those that lie there. Keys and values of the step
+        are stored in the `caches` of the layers.
         """
+        decoder = self._decoder
         step = KernelStep(self._device, num_tokens, caches, attention)
-        step.finish(self._decoder.forward(step))
+        hidden = step.embed(decoder.embedding) if decoder.is_first else step.begin()
+        decoder.forward(hidden, step)
+        step.finish(hidden, is_whole=not decoder.is_last)
 
     def vocabulary_part(self, num_samples: int) -> VocabularyPart | None:
         """How ranks draw so many samples of a part of the vocabulary each, if they can."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
-from services.compute.distributed.stages import ONE_STAGE, Stages
+from services.compute.distributed.stages import ONE_STAGE, WAIT_MS, Stages
 from services.compute.expert_counters import ExpertCounters, HostCounters
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.step_buffers import (
@@ -226,8 +226,8 @@ class EagerExecutor:
 
     def _received(self, num_tokens: int) -> Generator[bool, None, Tensor]:
         """What the stage before has made of so many tokens."""
-        shape = num_tokens, self._hidden_size
-        while (x_TE := self._stages.receive(shape, self._dtype)) is None:
+        x_TE = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype)  # parts add to it
+        while not self._stages.receive(x_TE, WAIT_MS):
             yield False
         return x_TE
 

@@ -38,7 +38,13 @@ class RunnerSpec:
 
         As many as the settings say where steps overlap; of stages, each has one.
         """
-        return in_flight_steps if self.overlaps else self.num_stages - 1
+        return in_flight_steps if self.overlaps and self.num_stages == 1 else self.num_stages - 1
+
+    @property
+    def pauses(self) -> bool:
+        """Whether `go_on` has something to do: compute where nothing overlaps, and else wait for
+        what another stage makes."""
+        return not self.overlaps or self.num_stages > 1
 
 
 class SlotErrors(Exception):
@@ -69,7 +75,8 @@ class Runner(Protocol):
         ...
 
     def go_on(self, ticket: Any) -> bool:
-        """Where nothing overlaps, compute for a while; returns whether the forward pass is done."""
+        """Where nothing overlaps, compute for a while; returns whether the forward pass is done, or
+        on the device, whose stage may have to wait for another's."""
         ...
 
     def sample(self, ticket: Any, masks: TokenMasks | None = None) -> Any:

@@ -111,6 +111,8 @@ def _load_stages(folder: Path, settings: ComputeSettings, links: LinkSettings) -
     from services.compute.runner.stage_group import StageGroup
 
     check_stages(settings)
+    device = "cuda" if _takes_cuda(settings) else "cpu"  # what one has, all have
+    settings = settings.model_copy(update={"device": device})
     group = StageGroup(folder, settings, links)  # first: all stages load at the same time
     try:
         executor = load_stage(folder, settings, group.stages)
@@ -135,10 +137,16 @@ def check_stages(settings: ComputeSettings) -> None:
             "compute.pipeline_parallel_size: there are no drafts in stages yet; leave "
             "compute.speculative_config out."
         )
-    if _takes_cuda(settings):
+    if _takes_cuda(settings) and not settings.pipeline_stages:
+        _check_devices("pipeline_parallel_size", settings.pipeline_parallel_size)
+
+
+def _check_devices(name: str, size: int) -> None:
+    import torch
+
+    if (num_devices := torch.cuda.device_count()) < size:
         raise ConfigError(
-            "compute.pipeline_parallel_size: stages run on the CPU only so far; on GPUs take "
-            "compute.tensor_parallel_size."
+            f"compute.{name} is {size}, and torch finds {num_devices} CUDA devices; lower it."
         )
 
 
@@ -160,7 +168,12 @@ def check_drafter(settings: ComputeSettings) -> None:
 
 
 def load_stage(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:
-    """Load a stage's part of the model."""
+    """Load a stage's part of the model onto the device of the settings, which no stage chooses."""
+    if _takes_cuda(settings):
+        check_toolchain()
+        from services.compute.runner.cuda.load import load_cuda
+
+        return load_cuda(folder, settings, stages=stages)
     from services.compute.runner.eager import load_eager
 
     return load_eager(folder, settings, stages=stages)
@@ -174,11 +187,7 @@ def join(settings: ComputeSettings, rank: int, store: str) -> Ranks:
     if _takes_cuda(settings):
         import torch
 
-        if (num_devices := torch.cuda.device_count()) < size:
-            raise ConfigError(
-                f"compute.tensor_parallel_size is {size}, and torch finds {num_devices} CUDA "
-                "devices; lower it."
-            )
+        _check_devices("tensor_parallel_size", size)
         if size & (size - 1):  # ranks that meet are a block of a kernel
             raise ConfigError(
                 f"compute.tensor_parallel_size is {size}; on GPUs it has to be a power of two."

@@ -9,7 +9,7 @@ from common.config import SERVICE_TABLES, ModelSettings, Tables
 from common.errors import ConfigError
 from common.link.resolve import TcpPlace
 from services.launcher.plan import ROUTERS_FILE, Counts, Plan, tables_of_run
-from services.launcher.preflight import DEVICES, check_ranks
+from services.launcher.preflight import DEVICES, check_ranks, split_option
 
 STAGES = ("compute", "tokenizer", "detokenizer")  # what is kept together: compute is the largest
 CPUS_OF_COMPUTE = {"cuda": 1.0, "sim": 1.0, "cpu": 2.0}  # one thread drives a GPU
@@ -44,14 +44,14 @@ def needs_of(plan: Plan, has_gpus: bool) -> Needs:
     if device not in CPUS_OF_COMPUTE:
         raise ConfigError(f"[compute] device: there is no {device}; there are {', '.join(DEVICES)}")
     check_ranks(plan, device, num_gpus=0)
-    gpus, ranks = plan.ray.compute_gpus, plan.num_ranks
-    if gpus > 0 and ranks > 1:
+    gpus, count = plan.ray.compute_gpus, plan.num_processes
+    if gpus > 0 and count > 1:
         raise ConfigError(
-            f"[ray] compute_gpus is {gpus:g}, and --tensor-parallel-size {ranks} takes {ranks} "
-            "whole GPUs for each compute; leave it out"
+            f"[ray] compute_gpus is {gpus:g}, and {split_option(plan)} takes {count} whole GPUs "
+            "for each compute; leave it out"
         )
     if gpus < 0:
-        gpus = float(ranks) if device == "cuda" else 0.0
+        gpus = float(count) if device == "cuda" else 0.0
     if device == "cuda" and not gpus:
         raise ConfigError("[ray] compute_gpus is 0, but the device cuda needs some of a GPU")
     needs = {

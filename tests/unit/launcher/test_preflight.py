@@ -287,7 +287,7 @@ def test_each_process_of_a_split_model_needs_a_gpu() -> None:
     ("more", "device", "said"),
     [
         ({}, "sim", "the device sim has no model to split"),
-        ({}, "cuda", "stages run on the CPU only so far; on GPUs take --tensor-parallel-size"),
+        ({}, "cuda", "-parallel-size 2 --computes 2: that takes 4 GPUs, and 3 can be used here"),
         ({"tensor_parallel_size": 2}, "cpu", "leave --tensor-parallel-size out"),
         ({"speculative_config": "auto"}, "cpu", "no drafts in stages yet"),
         ({"pipeline_stages": ["tcp://a:1", "tcp://b:1"]}, "cpu", "leave .* pipeline_stages out"),
@@ -298,7 +298,7 @@ def test_stages_that_cannot_be_had_are_refused(
 ) -> None:
     plan = plan_of({"compute": {"pipeline_parallel_size": 2, **more}}, compute=2)
     with pytest.raises(ConfigError, match=said):
-        check_ranks(plan, device, 8)
+        check_ranks(plan, device, 3)
 
 
 def test_a_model_with_fewer_layers_than_stages_is_refused(tmp_path: Path) -> None:

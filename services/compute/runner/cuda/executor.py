@@ -9,7 +9,9 @@ Shape legend: S samples, W words of a result.
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from services.compute.kernels.step_buffers import (
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.runner.cuda.expert_moves import ExpertMoves
+from services.compute.runner.cuda.handover import NO_HANDOVER, Handover
 from services.compute.runner.cuda.pooler import Pooled
 from services.compute.runner.cuda.prompt_scorer import Scored
 from services.compute.runner.cuda.staging import Results, Staging
@@ -41,12 +44,27 @@ from services.compute.step import NO_IDS, Float32Array, Int32Array, RowScores, S
 NO_RESULT: Int32Array = np.zeros((0, 2), dtype=np.int32)
 
 
+class ServedExperts(NamedTuple):
+    """What is counted of a mixture's experts, and what exchanges them."""
+
+    counters: ExpertCounters | None = None
+    moves: ExpertMoves | None = None
+
+
+NO_EXPERTS = ServedExperts()
+
+
 @dataclass(slots=True)
 class CudaTicket:
-    """A launched step: its header, and where and when its tokens can be read."""
+    """A launched step: its header, and where and when its tokens can be read.
 
+    One that waits gets from another stage what it goes on with.
+    """
+
+    step: Int32Array
     header: list[int]
     begin: Mark
+    waits: bool = False
     upload: int = 0
     entries_upload: int = 0
     mask_upload: int = 0
@@ -65,15 +83,16 @@ class CudaExecutor:
         cache: PagedCache,
         spec: RunnerSpec,
         stream: DeviceStream,
-        counters: ExpertCounters | None = None,
-        moves: ExpertMoves | None = None,
+        experts: ServedExperts = NO_EXPERTS,
+        handover: Handover = NO_HANDOVER,
     ) -> None:
         self._machine = machine
         self._cache = cache
         self._spec = spec
         self._stream = stream
-        self._counters = counters
-        self._moves = moves
+        self._counters, self._moves = experts
+        self._handover = handover
+        self._handed_on: deque[CudaTicket] = deque()  # whose uploads may still be read
         self._copies = stream.beside()
         self._clock = DeviceClock()
         pinned = machine.packed.device.type == "cuda"
@@ -107,27 +126,45 @@ class CudaExecutor:
     @torch.inference_mode()
     def forward(self, num_ints: int) -> CudaTicket:
         """Raises ValueError for prompts that cannot be scored, once the step is launched."""
+        while self._handed_on and self._is_past(self._handed_on[0]):
+            self._read(self._handed_on.popleft())
         ints = self._steps.buffer()[:num_ints]
         header = ints[:HEADER_INTS].tolist()
         # A step begins with the first work that the device gets for it.
-        ticket = CudaTicket(header, self._begin or self._stream.mark())
+        ticket = CudaTicket(ints, header, self._begin or self._stream.mark())
         ticket.entries_upload, self._begin = self._entries_upload, None
         ticket.upload = self._steps.upload(num_ints)
         if not header[NUM_ROWS]:
             self._machine.apply()
             return ticket
+        ticket.waits = not self._handover.received(header[NUM_TOKENS])
+        if not ticket.waits:
+            self._launch(ticket)
+        return ticket
+
+    @fatal_if_the_device_fails
+    @torch.inference_mode()
+    def go_on(self, ticket: CudaTicket) -> bool:
+        """The device computes, not this thread: whether it has the step by now."""
+        if ticket.waits and self._handover.received(ticket.header[NUM_TOKENS]):
+            ticket.waits, ticket.begin = False, self._stream.mark()
+            self._launch(ticket)
+        return not ticket.waits
+
+    def _launch(self, ticket: CudaTicket) -> None:
+        header, machine = ticket.header, self._machine
         if self._moves is not None:
             self._moves.step()
         only_decodes = header[NUM_DECODE_ROWS] == header[NUM_ROWS]
-        self._machine.forward(header[NUM_TOKENS], only_decodes)
+        machine.forward(header[NUM_TOKENS], only_decodes)
+        ticket.end = self._handover.hand_on(header[NUM_TOKENS])
+        if ticket.end is not None:
+            self._handed_on.append(ticket)
+            return
         if header[NUM_SCORES]:
-            ticket.scored = self._machine.scorer.start(StepUpload.read(ints))
-        if header[NUM_POOLS] and self._machine.pooler is not None:
-            ticket.pooled = self._machine.pooler.start(StepUpload.read(ints))
-        return ticket
-
-    def go_on(self, ticket: CudaTicket) -> bool:
-        return True  # the device computes, not this thread
+            ticket.scored = machine.scorer.start(StepUpload.read(ticket.step))
+        if header[NUM_POOLS] and machine.pooler is not None:
+            ticket.pooled = machine.pooler.start(StepUpload.read(ticket.step))
 
     @fatal_if_the_device_fails
     @torch.inference_mode()
@@ -151,9 +188,7 @@ class CudaExecutor:
             raise RuntimeError(f"step {step_id} has not been sampled")
         waited = not ticket.end.query()
         ticket.end.synchronize()
-        self._steps.done(ticket.upload)
-        self._entries.done(ticket.entries_upload)
-        self._masks.done(ticket.mask_upload)
+        self._read(ticket)
         start_s, end_s = self._clock.times_of(ticket.begin, ticket.end, time.monotonic(), waited)
         tokens, finite, logprobs = self._machine.sampler.unpack(ticket.result_SW)
         counts, num_offered = np.ones_like(finite), NO_IDS
@@ -182,7 +217,7 @@ class CudaExecutor:
         )
 
     def ready(self, ticket: CudaTicket) -> bool:
-        return ticket.end is not None and ticket.end.query()
+        return self._is_past(ticket)
 
     @fatal_if_the_device_fails
     @torch.inference_mode()
@@ -199,3 +234,14 @@ class CudaExecutor:
     def close(self) -> None:
         self._copies.synchronize()
         self._stream.synchronize()
+        self._handover.close()
+
+    @staticmethod
+    def _is_past(ticket: CudaTicket) -> bool:
+        return ticket.end is not None and ticket.end.query()
+
+    def _read(self, ticket: CudaTicket) -> None:
+        """Nothing of its uploads is read any more."""
+        self._steps.done(ticket.upload)
+        self._entries.done(ticket.entries_upload)
+        self._masks.done(ticket.mask_upload)

@@ -14,6 +14,7 @@ from common.host import cache_folder
 from services.compute.config import ComputeSettings
 from services.compute.distributed.expert_balance import layout_of
 from services.compute.distributed.ranks import ALONE, Ranks
+from services.compute.distributed.stages import ONE_STAGE, Stages
 from services.compute.kernels.choice_files import (
     SHIPPED,
     Found,
@@ -42,8 +43,9 @@ from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter
 from services.compute.runner.cuda.compiling import compile_ahead
 from services.compute.runner.cuda.device_counters import DeviceCounters
-from services.compute.runner.cuda.executor import CudaExecutor
+from services.compute.runner.cuda.executor import CudaExecutor, ServedExperts
 from services.compute.runner.cuda.expert_moves import ExpertMoves
+from services.compute.runner.cuda.handover import NO_HANDOVER, Handover, StageHandover
 from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
@@ -86,10 +88,13 @@ class StartLog:
 
 
 @torch.inference_mode()
-def load_cuda(path: Path, settings: ComputeSettings, ranks: Ranks = ALONE) -> CudaExecutor:
-    device = torch.device("cuda", ranks.rank)
+def load_cuda(
+    path: Path, settings: ComputeSettings, ranks: Ranks = ALONE, stages: Stages = ONE_STAGE
+) -> CudaExecutor:
+    """Load a model onto a GPU: that of its rank, or of its stage among those of this host."""
+    device = torch.device("cuda", ranks.rank + stages.number % stages.num_here)
     torch.cuda.set_device(device)
-    return load_on(path, settings, device, GraphStream(device), ranks)
+    return load_on(path, settings, device, GraphStream(device), ranks, stages)
 
 
 def load_on(
@@ -98,9 +103,10 @@ def load_on(
     device: torch.device,
     stream: DeviceStream,
     ranks: Ranks = ALONE,
+    stages: Stages = ONE_STAGE,
 ) -> CudaExecutor:
     try:
-        return _load(path, settings, device, stream, ranks)
+        return _load(path, settings, device, stream, ranks, stages)
     except torch.OutOfMemoryError as error:  # trying again would not help
         reason = str(error).splitlines()[0]
         raise ConfigError(
@@ -116,9 +122,10 @@ def _load(
     device: torch.device,
     stream: DeviceStream,
     ranks: Ranks,
+    stages: Stages,
 ) -> CudaExecutor:
     log = StartLog(device)
-    loader = ModelLoader.read(path, settings, device, ranks)
+    loader = ModelLoader.read(path, settings, device, ranks, stages)
     sizes = machine_sizes(loader)
     make_linear = KernelLinears(loader.dtype, _keeps_dense(loader), _num_segments(loader))
     decoder = loader.decoder(make_linear)
@@ -141,7 +148,10 @@ def _load(
     spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
     tokens = decoder.expert_tokens
     counters = DeviceCounters(tokens, stream) if tokens else None
-    return CudaExecutor(machine, cache, spec, stream, counters, moves)
+    handover: Handover = NO_HANDOVER
+    if stages.count > 1:
+        handover = StageHandover(stages, stream, machine.hidden_TE)
+    return CudaExecutor(machine, cache, spec, stream, ServedExperts(counters, moves), handover)
 
 
 def expert_moves(

@@ -204,14 +204,22 @@ class StepMachine:
         )
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
         self.pooler: Pooler | None = None
-        if pooling is not None:
+        if pooling is not None and decoder.is_last:
             self.pooler = Pooler(self._decoder, pooling, sizes.num_buffers, stream)
         self._attention = self._attentions(decoder, batch_invariant, pdl)
 
     @property
     def num_launches(self) -> int:
-        by_size = len(self._row_buckets) * (1 + len(Variant)) + len(self._token_buckets)
+        num_passes = len(self._row_buckets) + len(self._token_buckets)
+        if not self._decoder.is_last:
+            return 2 + num_passes
+        by_size = num_passes + len(self._row_buckets) * len(Variant)
         return by_size + 3 + (self.pooler is not None)
+
+    @property
+    def hidden_TE(self) -> Tensor:
+        """Where a stage finds what the one before has made of a step, and leaves its own."""
+        return self._decoder.hidden_TE
 
     @property
     def max_result_ints(self) -> int:
@@ -246,7 +254,8 @@ class StepMachine:
             while num_tokens <= min(MAX_ROWS, self.sizes.max_tokens):
                 kind: Kind = "decode" if num_tokens <= self.sizes.max_rows else "mixed"
                 self._forward(kind, num_tokens, caches)
-                self._logits(min(num_tokens, self.sizes.max_rows))
+                if self._decoder.is_last:
+                    self._logits(min(num_tokens, self.sizes.max_rows))
                 num_tokens *= 2
         self._stream.synchronize()
         return list(asked.values())
@@ -281,14 +290,15 @@ class StepMachine:
         caches = self._layer_caches(cache)
         yield APPLY, partial(apply_deltas, self.packed, self.resident)
         yield ENTER, partial(self.sampler.enter, self.entries)
-        yield self.scorer.name, self.scorer.launch
+        if self._decoder.is_last:
+            yield self.scorer.name, self.scorer.launch
         if self.pooler is not None:
             yield self.pooler.name, self.pooler.launch
         for size in reversed(self._token_buckets):
             yield ("mixed", size), partial(self._forward, "mixed", size, caches)
         for size in reversed(self._row_buckets):
             yield ("decode", size), partial(self._forward, "decode", size, caches)
-        for variant in Variant:
+        for variant in Variant if self._decoder.is_last else ():
             for size in reversed(self._row_buckets):
                 yield ("sample", variant, size), partial(self._sample, variant, size)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from services.compute.config import ComputeSettings
 from services.compute.distributed.stages import Stages
 from services.compute.runner.eager import load_eager
+from services.compute.runner.executor import Executor
 from services.compute.runner.frames import Frame, RepeatedCalls
 from services.compute.runner.pipeline import PipelineExecutor
 from services.compute.step import Int32Array
@@ -28,12 +29,13 @@ class MemoryStages:
     def send(self, x_TE: Tensor) -> None:
         self._made[self.number + 1].append(x_TE.clone())
 
-    def receive(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | None:
+    def receive(self, room_TE: Tensor, wait_ms: int) -> bool:
         made = self._made[self.number]
         if not made:
-            return None
-        assert (made[0].shape, made[0].dtype) == (shape, dtype)
-        return made.popleft()
+            return False
+        assert (made[0].shape, made[0].dtype) == (room_TE.shape, room_TE.dtype)
+        room_TE.copy_(made.popleft())
+        return True
 
     def least(self, value: int) -> int:
         return value
@@ -42,13 +44,23 @@ class MemoryStages:
         pass
 
 
+def load_on_cpu(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:
+    return load_eager(folder, settings, stages=stages)
+
+
 class StagesHere:
     """The other stages of a pipeline, which make each call as soon as they are told."""
 
-    def __init__(self, folder: Path, settings: ComputeSettings, count: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: ComputeSettings,
+        count: int,
+        load: Callable[[Path, ComputeSettings, Stages], Executor] = load_on_cpu,
+    ) -> None:
         made: list[deque[Tensor]] = [deque() for _ in range(count)]
         stages: list[Stages] = [MemoryStages(number, count, made) for number in range(count)]
-        *others, last = [load_eager(folder, settings, stages=each) for each in stages]
+        *others, last = [load(folder, settings, each) for each in stages]
         self._calls = [RepeatedCalls(each) for each in others]
         self._made = made[-1]
         self.most_ahead = 0  # steps that the last one has not begun

@@ -13,6 +13,7 @@ import torch
 from common.errors import ConfigError, FatalError
 from common.link.curve import create_keys, load_keys
 from services.compute.distributed.stage_link import END, Kind, LinkedStages, StageLink, send
+from services.compute.distributed.stages import WAIT_MS
 from tests.patience import PATIENCE_S
 
 
@@ -50,7 +51,8 @@ def test_all_stages_hear_of_the_least_of_their_values(three: Stages) -> None:
 
 
 def received(stage: LinkedStages, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    while (x_TE := stage.receive(shape, dtype)) is None:
+    x_TE = torch.empty(shape, dtype=dtype)
+    while not stage.receive(x_TE, WAIT_MS):
         pass
     return x_TE
 
@@ -58,14 +60,12 @@ def received(stage: LinkedStages, shape: tuple[int, int], dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_hidden_states_arrive_as_they_were_made(three: Stages, dtype: torch.dtype) -> None:
     first, second, _ = three.all
-    assert second.receive((1, 8), dtype) is None
+    assert not second.receive(torch.empty(1, 8, dtype=dtype), 0)
     made = [torch.arange(8.0 * count).view(count, 8).to(dtype) for count in (3, 1)]
     for x_TE in made:
         first.send(x_TE)
     for x_TE in made:
-        found = received(second, (len(x_TE), 8), dtype)
-        assert torch.equal(found, x_TE)
-        found += 1  # they are its own
+        assert torch.equal(received(second, (len(x_TE), 8), dtype), x_TE)
 
 
 def test_hidden_states_of_another_step_are_fatal(three: Stages) -> None:

@@ -1,0 +1,82 @@
+"""Stages that run kernels say what one process says that runs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.compute.config import ComputeSettings
+from services.compute.distributed.stages import Stages
+from services.compute.runner.cuda.load import load_on
+from services.compute.runner.cuda.stream import DeviceStream, GraphStream
+from services.compute.runner.executor import Executor
+from services.compute.runner.packing_runner import PackingRunner
+from tests.kernels.host_stream import HostStream
+from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
+from tests.unit.compute.distributed.served import GREEDY, PROMPTS
+from tests.unit.compute.distributed.stage_memory import StagesHere
+from tests.unit.compute.engine_server import Server
+from tests.unit.compute.models.family_models import FAMILIES
+from tests.unit.compute.models.family_recipes import make_random
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+NAMES = FAMILIES if ON_GPU else ("gemma 2", "qwen3 moe")
+"""Norms behind parts, tied heads and windows; experts that are not added up where a stage ends."""
+
+
+class InTurn:
+    """An executor whose stream is the thread's while it is called."""
+
+    def __init__(self, executor: Any, stream: torch.cuda.Stream) -> None:
+        self._executor = executor
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._executor, name)
+
+        def call(*arguments: Any) -> Any:
+            with torch.cuda.stream(self._stream):
+                return method(*arguments)
+
+        return call
+
+
+def said(runner: PackingRunner) -> Server:
+    """A greedy and a sampled text, and scores of one's prompt."""
+    server = Server(runner, SETTINGS)
+    scored = replace(GREEDY, max_tokens=2, num_prompt_logprobs=1)
+    server.ask(0, PROMPTS[0][:9], scored)
+    server.ask(1, PROMPTS[1][:6], replace(GREEDY, max_tokens=3, temperature=0.8))
+    server.run()
+    return server
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_stages_say_what_one_process_says(
+    name: str, device: torch.device, tmp_path: Path
+) -> None:
+    family = FAMILIES[name]
+    family.save(make_random(family.model(num_hidden_layers=2)), tmp_path)
+
+    def load(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:
+        stream: DeviceStream = GraphStream(device) if ON_GPU else HostStream()
+        executor = load_on(folder, settings, device, stream, stages=stages)
+        return InTurn(executor, torch.cuda.current_stream()) if ON_GPU else executor
+
+    stages = StagesHere(tmp_path, SETTINGS, 2, load)
+    staged = said(PackingRunner(stages.executor))
+    stages.executor.close()
+    one = said(load_runner(tmp_path, SETTINGS, device))
+    assert staged.tokens == one.tokens
+    for counter, rows in one.logprobs.items():
+        found, expected = (
+            np.array([row.top_logprobs for row in each])
+            for each in (staged.logprobs[counter], rows)
+        )
+        assert np.allclose(found, expected, rtol=2e-4, atol=2e-4)
