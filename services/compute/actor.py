@@ -25,7 +25,7 @@ from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log, trace
 from common.telemetry.span_ring import timeline_part
 from services.compute.config import ComputeSettings
-from services.compute.engine import Engine, warm_up
+from services.compute.engine import Engine
 from services.compute.grammar.manager import GrammarManager, spawn_mask_worker
 from services.compute.grammar.protocol import GrammarSettings
 from services.compute.grammar_queue import GrammarQueue
@@ -40,6 +40,7 @@ from services.compute.scheduler.scheduler import Scheduler, SchedulerStats
 from services.compute.step_loop import StepLoop
 from services.compute.step_profile import DeviceShare, fitted
 from services.compute.step_times import WINDOW
+from services.compute.warm_up import warm_up
 
 # A large model on a busy CPU may take seconds for a layer; then ten times the longest of those that
 # were seen is no hang yet. Time in which this thread did not run is not counted as theirs.
