@@ -23,7 +23,7 @@ from benchmarks.gpu_models import SHAPES, make_folder
 from benchmarks.gpu_models import Shape as ModelShape
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner.cuda import step_machine
+from services.compute.runner.cuda import device_model
 from services.compute.runner.cuda.load import load_cuda
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.step import DEVICE_TOKEN, Int32Array, SlotDelta, StepPlan
@@ -175,8 +175,8 @@ def main() -> None:
     """Every shape of every model."""
     options = parse()
     without = options.without.split(",")
-    step_machine.DEPENDENT_LAUNCH = "pdl" not in without
-    step_machine.SKINNY_PRODUCTS = "skinny" not in without
+    device_model.DEPENDENT_LAUNCH = "pdl" not in without
+    device_model.SKINNY_PRODUCTS = "skinny" not in without
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "without", options.without)
     for name in options.models.split(","):
         settings = ComputeSettings(

@@ -57,7 +57,7 @@ from services.compute.layers.weighted_layers import KernelLinears, Linear
 from services.compute.models.families import read_config
 from services.compute.models.kernel_decoder import DeviceProducts, KernelDecoder
 from services.compute.models.weights import DummyWeights
-from services.compute.runner.cuda.step_machine import SMALL_WEIGHT_BYTES
+from services.compute.runner.cuda.device_model import SMALL_WEIGHT_BYTES
 
 NEEDS_GPU = True
 

@@ -3,7 +3,8 @@
 A program for each sample that begins a slot's rows. It accepts drafts as `speculative.acceptance`
 does and looks for new ones as `speculative.ngram`, in the tokens of its slot, to which it first
 adds those that count, and in the prediction at their end. It reads all tokens so far as often as
-they may be alike, unless it follows the prediction.
+they may be alike, unless it follows the prediction. For a drafter that computes it leaves the
+drafts open, and notes up to where that has read what is now the text (`draft_passes`).
 
 Shape legend: S samples, N slots, L positions, K drafts of a row, W words of a result.
 """
@@ -51,6 +52,7 @@ class DraftRule(NamedTuple):
     least_alike: int
     most_alike: int
     rate: float = -1.0  # of drafts that count as right though they are not; below 0: none do
+    found_by: int = 0  # which of `speculative.settings.DRAFTERS` computes them, if one does
 
 
 class SlotTexts(NamedTuple):
@@ -173,9 +175,10 @@ def _followed(
 
 @triton.jit
 def _draft_tokens(
-    rows, inputs, resident, ids_ptr, stands_ptr, said_ptr, result_ptr,
+    rows, inputs, resident, ids_ptr, stands_ptr, read_ptr, said_ptr, result_ptr,
     V: tl.constexpr, L: tl.constexpr, W: tl.constexpr, K: tl.constexpr, LEAST: tl.constexpr,
-    MOST: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
+    MOST: tl.constexpr, THRESHOLD: tl.constexpr, OPEN: tl.constexpr, COMPUTES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0)
     slot = slot_of(sample, rows).to(tl.int64)
@@ -191,6 +194,9 @@ def _draft_tokens(
         ids_ptr += slot * L
         stand_ptr = stands_ptr + slot * 2
         stood = tl.load(stand_ptr + 1)
+        read = 0
+        if COMPUTES:
+            read = tl.load(read_ptr + slot)
         tl.debug_barrier()  # all threads have read what one of them writes now
         if count > 0:
             tl.store(resident.length + slot, end)
@@ -203,15 +209,22 @@ def _draft_tokens(
                 token = tl.load(result_ptr + (sample + drawn) * W, mask=new, other=0)
                 tl.atomic_add(said_ptr + slot * V + token, 1, mask=new)
         if (flags & _DRAFTS_FLAG) != 0:
-            place = _followed(ids_ptr, stood, sample, count, result_ptr, L, W, K)
-            start = tl.load(stand_ptr)
+            if not COMPUTES:
+                place = _followed(ids_ptr, stood, sample, count, result_ptr, L, W, K)
+                start = tl.load(stand_ptr)
             tl.debug_barrier()  # what was predicted is overwritten only now
             for drawn in tl.static_range(K + 1):
                 new = drawn < count
                 token = tl.load(result_ptr + (sample + drawn) * W, mask=new, other=0)
                 tl.store(ids_ptr + end - count + 1 + drawn, token, mask=new)
             tl.debug_barrier()  # what was stored is read by all threads
-            if THRESHOLD >= 0:
+            if COMPUTES:
+                num_found = OPEN
+                for draft in tl.static_range(K):
+                    tl.store(drafts_ptr + draft, -1)
+                # What it read of its own drafts counts as far as they were right.
+                tl.store(read_ptr + slot, tl.minimum(tl.where(read < 0, end - count, read), end))
+            elif THRESHOLD >= 0:
                 num_found = K
                 token = tl.load(ids_ptr + end)
                 for draft in tl.static_range(K):
@@ -235,13 +248,15 @@ def draft_tokens(
     said_NV: Tensor,
     rule: DraftRule,
     result_SW: Tensor,
+    read_N: Tensor | None = None,
 ) -> None:
     """Accept drafts by the draws in `result_SW`, advance their slots, count what penalties have to
     know, and draft for the next step.
 
     Behind `sample_tokens`, which with drafts leaves the slots as they are and writes to the second
     last word whether a sample draws. There it is now whether the row counts, with 2 added where its
-    input was a draft; and in the last word of a slot's first row what drafts there are.
+    input was a draft; and in the last word of a slot's first row what drafts there are. With
+    `read_N`, how much of each slot's text a drafter has read, all of them are still to be computed.
     """
     num_samples, width = result_SW.shape
     threshold = -1 if rule.rate < 0.0 else int(rule.rate * (1 << 32))
@@ -251,6 +266,7 @@ def draft_tokens(
         resident,
         texts.ids_NL,
         texts.stands_N2,
+        texts.stands_N2 if read_N is None else read_N,
         said_NV,
         result_SW,
         V=said_NV.shape[1],
@@ -260,6 +276,8 @@ def draft_tokens(
         LEAST=rule.least_alike,
         MOST=rule.most_alike,
         THRESHOLD=threshold,
+        OPEN=rule.num_drafts | rule.found_by << FOUND_BY_SHIFT,
+        COMPUTES=read_N is not None,
         BLOCK=_BLOCK,
         num_warps=4,
     )
@@ -267,8 +285,9 @@ def draft_tokens(
 
 @triton.jit
 def _remember(
-    packed, ids_ptr, stands_ptr, L: tl.constexpr, NUM_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr
-):
+    packed, ids_ptr, stands_ptr, read_ptr, L: tl.constexpr, COMPUTES: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     lanes = tl.arange(0, BLOCK)
     for number in range(tl.program_id(0), tl.load(packed), NUM_PROGRAMS):
         entry = packed + _HEADER + number * _ENTRY
@@ -290,17 +309,22 @@ def _remember(
             place = first + lanes
             ids = tl.load(predicted_ptr + place, mask=place < num_predicted, other=0)
             tl.store(ids_of_slot + start + place, ids, mask=place < num_predicted)
+        if COMPUTES:
+            tl.store(read_ptr + slot, -1)
         tl.store(stands_ptr + slot * 2, start)
         tl.store(stands_ptr + slot * 2 + 1, tl.where(num_predicted > 0, start - 1, -start))
 
 
-def remember_tokens(packed: Tensor, texts: SlotTexts) -> None:
-    """Take the tokens of new sequences that draft, which `pack_entries` wrote."""
+def remember_tokens(packed: Tensor, texts: SlotTexts, read_N: Tensor | None = None) -> None:
+    """Take the tokens of new sequences that draft, which `pack_entries` wrote. How much of them a
+    drafter has read is unknown."""
     _remember[(_ENTRY_PROGRAMS,)](
         packed,
         texts.ids_NL,
         texts.stands_N2,
+        texts.stands_N2 if read_N is None else read_N,
         L=texts.ids_NL.shape[1],
+        COMPUTES=read_N is not None,
         NUM_PROGRAMS=_ENTRY_PROGRAMS,
         BLOCK=_BLOCK,
         num_warps=4,

@@ -160,11 +160,6 @@ def check_drafter(settings: ComputeSettings) -> None:
             "compute.speculative_config: a draft model cannot draft for one that is split over "
             "ranks yet; leave compute.tensor_parallel_size out, or take the method ngram."
         )
-    if _takes_cuda(settings):
-        raise ConfigError(
-            "compute.speculative_config: a draft model runs on the CPU only so far; on a GPU take "
-            "the method ngram."
-        )
 
 
 def load_stage(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:

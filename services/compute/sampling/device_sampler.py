@@ -8,20 +8,14 @@ Shape legend: S samples, V vocabulary, N slots, W words of a result.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
-from services.compute.kernels.draft_tokens import (
-    DRAFT_WORDS,
-    DraftRule,
-    SlotTexts,
-    draft_tokens,
-    remember_tokens,
-)
+from services.compute.kernels.draft_tokens import DRAFT_WORDS
 from services.compute.kernels.enter_slots import enter_slots
 from services.compute.kernels.logits_processors import (
     DraftedRows,
@@ -49,11 +43,16 @@ Logprobs: TypeAlias = dict[int, tuple[TokenLogprobs, ...]]
 PLAIN_WORDS = 2  # token, and whether its logits were finite
 
 
-class DeviceDrafts(NamedTuple):
-    """What drafts are made of: the tokens of every slot."""
+class DeviceDrafts(Protocol):
+    """What follows drafts on the device, by launches that can be captured."""
 
-    rule: DraftRule
-    texts: SlotTexts
+    def enter(self, packed: Tensor) -> None:
+        """Sequences take their slots."""
+        ...
+
+    def follow(self, rows: SampleRows, said_NV: Tensor, result_SW: Tensor) -> None:
+        """Accept drafts by the draws, and advance the slots."""
+        ...
 
 
 class DeviceSampler:
@@ -92,6 +91,7 @@ class DeviceSampler:
             for words in (PLAIN_WORDS, RESULT_WORDS)
         ]
         self._plain_SW, self._full_SW = results
+        self._guessed_SW = torch.zeros_like(self._plain_SW)
 
     def enter(self, packed: Tensor) -> None:
         """Queue the entries that are packed there, on the device.
@@ -100,7 +100,7 @@ class DeviceSampler:
         """
         enter_slots(packed, self._shaped.said_NV, self._tables)
         if self._drafts is not None:
-            remember_tokens(packed, self._drafts.texts)
+            self._drafts.enter(packed)
 
     def launch(
         self,
@@ -141,9 +141,25 @@ class DeviceSampler:
         if variant is Variant.FULL:
             logprobs(logits_SV, rows, self._scores, result_SW)
         if self._drafts is not None:
-            rule, texts = self._drafts
-            said_NV = shaped.said_NV
-            draft_tokens(rows, self._inputs, self._resident, texts, said_NV, rule, result_SW)
+            self._drafts.follow(rows, shaped.said_NV, result_SW)
+        return result_SW
+
+    def guess(self, variant: Variant, logits_SV: Tensor, inputs: StepInputs) -> Tensor:
+        """Queue the same draws for a drafter, from its logits for the samples in its inputs, behind
+        the drafts that their numbers say; nothing advances. Returns results [S, W] to be."""
+        num_samples = len(logits_SV)
+        result_SW = self._guessed_SW[:num_samples]
+        words = inputs.counts, self._resident.slot_params
+        rows = SampleRows(inputs.sample_slot_S, inputs.sample_index_S, *words)
+        drafted = DraftedRows(inputs.row_number_R, self._resident.drafts_NK)
+        shaped = None if variant is Variant.PLAIN else self._shaped
+        if variant >= Variant.ADJUSTED:
+            process_logits(logits_SV, rows, self._tables, self.masks, self._shaped, drafted)
+        if shaped is not None:
+            top_k_top_p(logits_SV, rows, self._cuts, shaped)
+        masks = None if shaped is None else self.masks
+        about = (logits_SV, rows, shaped, masks, self._scratch, self._resident, result_SW)
+        sample_tokens(*about, drafts=True)
         return result_SW
 
     def result(self, variant: Variant) -> Tensor:

@@ -156,7 +156,7 @@ class SplitExecutor:
         """Tokens are drawn from parts; logits are made once more, as a whole, to be looked at."""
         sampled = self._all(lambda rank: self._ranks[rank].sample(tickets[rank], num_ints))
         if num_samples := tickets[0].header[NUM_SAMPLES]:
-            self._all(lambda rank: self._ranks[rank]._machine._logits(num_samples))
+            self._all(lambda rank: self._ranks[rank]._machine._model.logits(num_samples))
         return sampled
 
     def result(self, tickets: list[Any]) -> StepResult:

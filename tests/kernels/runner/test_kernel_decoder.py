@@ -60,7 +60,7 @@ def test_contexts_that_no_keys_have_room_for_are_seen_as_latents(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a step with a chunk that has no context, and so has keys."""
-    monkeypatch.setattr("services.compute.runner.cuda.step_machine.MAX_KEY_BYTES", 0)
+    monkeypatch.setattr("services.compute.runner.cuda.device_model.MAX_KEY_BYTES", 0)
     family = FAMILIES["deepseek v3"]
     family.save(make_random(family.model(**SIZES)), tmp_path)
     assert_logits_alike(tmp_path, {}, 1e-3, device)

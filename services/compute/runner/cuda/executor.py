@@ -134,6 +134,9 @@ class CudaExecutor:
         ticket = CudaTicket(ints, header, self._begin or self._stream.mark())
         ticket.entries_upload, self._begin = self._entries_upload, None
         ticket.upload = self._steps.upload(num_ints)
+        drafter = self._machine.drafter
+        if drafter is not None:
+            drafter.draft(ints, header)
         if not header[NUM_ROWS]:
             self._machine.apply()
             return ticket
@@ -222,6 +225,10 @@ class CudaExecutor:
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def transfer(self, direction: Direction, pages: PagePairs) -> Mark:
+        drafter = self._machine.drafter
+        own = None if drafter is None else drafter.sides(direction)
+        if own is not None:  # in the order of their stream, so that one end is the end of both
+            self._copies.copy_pages(*own, pages)
         return self._copies.copy_pages(*self._cache.sides(direction), pages)
 
     @fatal_if_the_device_fails

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -43,13 +44,18 @@ from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter
 from services.compute.runner.cuda.compiling import compile_ahead
 from services.compute.runner.cuda.device_counters import DeviceCounters
+from services.compute.runner.cuda.device_model import MachineSizes
+from services.compute.runner.cuda.drafter import DrafterMaker
 from services.compute.runner.cuda.executor import CudaExecutor, ServedExperts
 from services.compute.runner.cuda.expert_moves import ExpertMoves
 from services.compute.runner.cuda.handover import NO_HANDOVER, Handover, StageHandover
 from services.compute.runner.cuda.meter import GraphMeter
-from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
+from services.compute.runner.cuda.model_drafter import ModelDrafter, SmallModel
+from services.compute.runner.cuda.ngram_drafter import NgramDrafter
+from services.compute.runner.cuda.step_machine import StepMachine, Uses
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
 from services.compute.runner.model_loader import Limits, ModelLoader
+from services.compute.speculative.settings import DRAFT_MODEL, NGRAM
 
 STALL_AFTER_S = 5.0  # nothing is compiled after the start, and a step takes milliseconds
 GRAPH_MARGIN_BYTES = 512 << 20
@@ -127,8 +133,7 @@ def _load(
     log = StartLog(device)
     loader = ModelLoader.read(path, settings, device, ranks, stages)
     sizes = machine_sizes(loader)
-    make_linear = KernelLinears(loader.dtype, _keeps_dense(loader), _num_segments(loader))
-    decoder = loader.decoder(make_linear)
+    decoder = _load_weights(loader)
     _check_experts(loader, decoder)
     if any(isinstance(mixer, Attention) and mixer.part is not None for mixer in decoder.mixers):
         raise ConfigError(
@@ -137,9 +142,12 @@ def _load(
         )
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
     moves = expert_moves(loader, decoder, stream)
-    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling, ranks)
+    uses = Uses(loader.pooling, _drafter_of(loader, sizes, log))
+    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, uses, ranks)
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
+    if machine.drafter is not None:
+        machine.drafter.attach(limits.num_pages, limits.num_host_pages)
     if device.type == "cuda" and not settings.batch_invariant:
         choose(machine, cache, GraphMeter(stream, device), log)
     for number in machine.record(cache):
@@ -152,6 +160,27 @@ def _load(
     if stages.count > 1:
         handover = StageHandover(stages, stream, machine.hidden_TE)
     return CudaExecutor(machine, cache, spec, stream, ServedExperts(counters, moves), handover)
+
+
+def _load_weights(loader: ModelLoader) -> Decoder[AnyLinear]:
+    make_linear = KernelLinears(loader.dtype, _keeps_dense(loader), _num_segments(loader))
+    return loader.decoder(make_linear)
+
+
+def _drafter_of(loader: ModelLoader, sizes: MachineSizes, log: StartLog) -> DrafterMaker:
+    """What drafts, with its weights."""
+    small = loader.drafter
+    if small is None:
+        return NgramDrafter
+    if not any(span.is_full for span in sizes.layout.spans):
+        raise ConfigError(
+            "compute.speculative_config: no layer of this model sees its whole text, whose pages a "
+            "draft model needs on a GPU; take the method ngram."
+        )
+    decoder = _load_weights(small)
+    log.say("weights of the drafter loaded")
+    about = small.layout, small.cache, loader.settings.batch_invariant
+    return partial(ModelDrafter, SmallModel(decoder, *about))
 
 
 def expert_moves(
@@ -192,6 +221,7 @@ def _draft_rule(loader: ModelLoader) -> DraftRule | None:
         drafts.prompt_lookup_min,
         drafts.prompt_lookup_max,
         drafts.synthetic_acceptance_rate,
+        DRAFT_MODEL if drafts.model else NGRAM,
     )
 
 
@@ -236,6 +266,8 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
     settings, device = loader.settings, loader.device
     free_before = _free_bytes(device)
     rehearsal = loader.cache(num_pages=1)
+    if machine.drafter is not None:
+        machine.drafter.attach(num_pages=1, num_host_pages=0)
     if device.type == "cuda":
         _compile(machine, rehearsal)
     machine.record_largest(rehearsal)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compute.runner.cuda.step_machine import bucket_of, row_buckets, token_buckets
+from services.compute.runner.cuda.buckets import bucket_of, row_buckets, token_buckets
 
 
 def test_small_steps_have_sizes_of_their_own() -> None:

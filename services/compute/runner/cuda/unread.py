@@ -1,0 +1,83 @@
+"""How much of each slot's text a drafter has not read, at most: what says how large its launches
+are. The device has the exact numbers, and the host no result of a step when it launches the next.
+
+Shape legend: N slots, R rows, Q decode rows, D those of Q that are drafted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    NUM_KEPT_ROWS,
+    NUM_ROWS,
+    NUMBER_SHIFT,
+    SLOT_MASK,
+)
+from services.compute.runner.uploads import StepUpload
+from services.compute.step import NO_IDS, Int32Array
+
+
+class DraftWork(NamedTuple):
+    """What a step's drafts take."""
+
+    num_read: int  # tokens of the launch that reads first; 0: there is none
+    num_slots: tuple[int, ...]  # that get a first draft, a second …
+
+
+NOTHING = DraftWork(0, ())
+
+
+class Unread:
+    """Follows uploads.
+
+    A row without drafts advances its slot by a token at most, which is read when drafts are wanted:
+    then all but the last two are read first, and those with the first pass. That leaves one, if all
+    drafts are right.
+    """
+
+    def __init__(self, num_slots: int, launch_of: Callable[[int], int]) -> None:
+        """`launch_of` so many tokens, at most, is the size of the launch that reads them; it may
+        hold fewer. The slots behind what it holds wait for the next step."""
+        self._launch_of = launch_of
+        self._num_N = np.zeros(num_slots, dtype=np.int64)
+        self._rows: Int32Array = NO_IDS  # of the step before
+
+    def follow(self, step: StepUpload) -> DraftWork:
+        """Take a step; returns what is to be launched before its pass."""
+        header = step.header
+        self._num_N[step.slot_rows()[:, 0]] = 0
+        if not header[NUM_ROWS]:
+            return NOTHING
+        kept = self._rows[: header[NUM_KEPT_ROWS]]
+        self._rows = np.concatenate((kept, step.section("row_slot")))
+        slots_R, num_decodes = self._rows & SLOT_MASK, header[NUM_DECODE_ROWS]
+        self._num_N[slots_R[num_decodes:]] = 0  # chunks are read with their step
+        slots_Q, numbers_Q = slots_R[:num_decodes], self._rows[:num_decodes] >> NUMBER_SHIFT
+        if not numbers_Q.any():
+            self._num_N[slots_Q] += 1
+            return NOTHING
+        firsts = np.flatnonzero(numbers_Q == 0)
+        slots_Q, num_drafts_Q = slots_Q[firsts], np.diff(firsts, append=num_decodes) - 1
+        given = step.drafts()[0] & SLOT_MASK
+        is_drafted_Q = (num_drafts_Q > 0) & ~np.isin(slots_Q, given)
+        self._num_N[slots_Q[~is_drafted_Q]] += 1 + num_drafts_Q[~is_drafted_Q]
+        num_read = self._read(slots_Q[is_drafted_Q])
+        depths = num_drafts_Q[is_drafted_Q]
+        passes = range(int(depths.max(initial=0)))
+        return DraftWork(num_read, tuple(int((depths > number).sum()) for number in passes))
+
+    def _read(self, slots_D: Int32Array) -> int:
+        """Read up to the last two tokens, in the order of the rows as the device does; returns how
+        many at most, in one launch."""
+        unread_D = np.maximum(self._num_N[slots_D] - 1, 0)
+        total = int(unread_D.sum())
+        size = self._launch_of(total) if total else 0
+        left_D = np.clip(np.cumsum(unread_D) - size, 0, unread_D)
+        # Who is not drafted for goes on by one token.
+        self._num_N[slots_D] = np.where(left_D > 0, left_D + 2, 1)
+        return size

@@ -1,0 +1,188 @@
+"""On the CUDA runner a small model drafts what it does on the CPU, and changes no text.
+
+A drafter with the large model's own weights is right wherever it has read what it should have: so
+what is stale, or was passed over, shows as a draft that is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.messages.sampling import SamplingParams
+from services.compute.config import ComputeSettings
+from services.compute.runner.cuda import model_drafter
+from services.compute.runner.draft_model import DraftModel
+from services.compute.runner.packing_runner import PackingRunner
+from services.compute.speculative.controller import FixedDrafts
+from services.compute.speculative.drafter import DecodeRows
+from services.compute.step import NO_IDS, Int32Array, Int64Array
+from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
+from tests.unit.compute import engine_server
+from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.engine_histories import EOS_IDS, check_same, play, repeating_history
+from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.tiny_models import make_model, save_model
+
+ON_CPU = {"device": "cpu", "num_threads": 1}
+SIZES = {} if ON_GPU else {"num_hidden_layers": 1}
+GREEDY = SamplingParams(9, seed=1, ignore_eos=True)
+DRAWN = SamplingParams(9, seed=1, temperature=0.8, ignore_eos=True)
+ADJUSTED = SamplingParams(
+    9, seed=2, temperature=0.9, top_p=0.9, frequency_penalty=0.5, ignore_eos=True
+)
+
+
+def drafting_with(folder: Path, **more: object) -> ComputeSettings:
+    config = json.dumps({"model": str(folder), "num_speculative_tokens": 2, **more})
+    return SETTINGS.model_copy(update={"speculative_config": config, "max_num_seqs": 8})
+
+
+def answers(server: Server, *samplings: SamplingParams) -> Server:
+    for counter, sampling in enumerate(samplings):
+        server.ask(counter, [5, 9, 9, 8, *range(counter)], sampling)
+    server.run()
+    return server
+
+
+class Guesses(dict[tuple[int, int, int], int]):
+    """Drafts by their slot, the number of the output token that they follow, and their own."""
+
+    def of_device(self, runner: PackingRunner, patch: pytest.MonkeyPatch) -> None:
+        machine = runner.executor._machine  # type: ignore[attr-defined]
+        forward, resident = machine.forward, machine.resident
+
+        def kept(num_tokens: int, only_decodes: bool) -> None:
+            columns = resident.output_index.tolist(), resident.drafts_NK.tolist()
+            for slot, (index, drafts) in enumerate(zip(*columns, strict=True)):
+                self._keep(slot, index, drafts)
+            forward(num_tokens, only_decodes)
+
+        patch.setattr(machine, "forward", kept)
+
+    def of_cpu(self, patch: pytest.MonkeyPatch) -> None:
+        draft = DraftModel.draft
+
+        def kept(drafter: DraftModel, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:
+            yield from draft(drafter, decodes, drafts_NK)
+            for slot, index in zip(decodes.slots_Q, decodes.indices_Q, strict=True):
+                self._keep(int(slot), int(index), drafts_NK[slot].tolist())
+
+        patch.setattr(DraftModel, "draft", kept)
+
+    def _keep(self, slot: int, index: int, drafts: list[int]) -> None:
+        self.update({(slot, index, k): draft for k, draft in enumerate(drafts) if draft >= 0})
+
+
+def test_its_drafts_are_those_of_the_cpu_and_texts_those_without(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = save_model(make_model("llama", **SIZES), tmp_path / "large")
+    small = save_model(make_model("qwen3", **SIZES), tmp_path / "small")
+    drafting, plain = drafting_with(small), SETTINGS.model_copy(update=ON_CPU)
+    on_cpu, on_device = Guesses(), Guesses()
+    runner = load_runner(large, drafting, device)
+    on_device.of_device(runner, monkeypatch)
+    on_cpu.of_cpu(monkeypatch)
+    samplings = GREEDY, DRAWN, ADJUSTED
+    without = answers(Server(load_on_cpu(large, plain), plain), *samplings)
+    found = answers(Server(runner, drafting), *samplings)
+    drafting = drafting.model_copy(update=ON_CPU)
+    answers(Server(load_on_cpu(large, drafting), drafting), *samplings)
+    assert found.tokens == without.tokens
+    both = on_cpu.keys() & on_device.keys()
+    assert len(both) > 12
+    assert {where: on_cpu[where] for where in both} == {where: on_device[where] for where in both}
+
+
+def test_a_text_whose_drafts_are_all_wrong_is_what_it_is_without(
+    tmp_path: Path, device: torch.device
+) -> None:
+    folder = save_model(make_model("llama", **SIZES), tmp_path)
+    texts = []
+    for settings in (SETTINGS, drafting_with(folder, synthetic_acceptance_rate=0.0)):
+        server = answers(Server(load_runner(folder, settings, device), settings), GREEDY, DRAWN)
+        texts.append(server.tokens)
+    stats = server.scheduler.stats()
+    assert stats.accepted_drafts_total == 0
+    assert stats.drafts_total > 10
+    assert texts[0] == texts[1]
+
+
+def test_what_chunks_prefixes_aborts_and_swaps_leave_is_not_stale(
+    tmp_path: Path, device: torch.device
+) -> None:
+    folder = save_model(make_model("llama", **SIZES), tmp_path)
+    settings = drafting_with(folder).model_copy(update={"max_prefill_tokens": 12})
+    runner = Restricted(load_runner(folder, settings, device), num_pages=9, num_host_pages=12)
+    server = Server(runner, settings)
+    shared = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+    for counter in range(4):
+        server.ask(counter, [*shared, counter, *range(10, 10 + 3 * counter)], GREEDY)
+    while not server.tokens[0]:
+        server.turn()
+    server.abort(0)
+    server.ask(4, [7, *shared], GREEDY)  # in the slot that becomes free
+    server.run()
+    server.ask(5, [*shared, 0, 8], DRAWN)
+    server.run()
+    stats = server.scheduler.stats()
+    assert server.cached[5] > 0
+    assert server.most_swapped > 0
+    assert stats.accepted_drafts_total == stats.drafts_total > 20
+
+
+class Seldom(FixedDrafts):
+    """Drafts in two steps of every eight."""
+
+    num_steps = 0
+
+    def choose(
+        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
+    ) -> Int32Array:
+        self.num_steps += 1
+        if self.num_steps % 8 < 6:
+            return NO_IDS
+        return super().choose(slots_Q, limits_Q, positions_Q, num_rows)
+
+
+def test_what_it_has_not_read_it_reads_before_it_drafts(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(make_model("llama", **SIZES), tmp_path)
+    settings = drafting_with(folder)
+    monkeypatch.setattr(engine_server, "draft_policy", lambda config, runner: Seldom(8, 2))
+    monkeypatch.setattr(model_drafter, "READ_SIZES", (2, 4))  # not for all that is behind
+    longer = SamplingParams(30, seed=1, temperature=0.8, ignore_eos=True)
+    server = answers(Server(load_runner(folder, settings, device), settings), longer)
+    stats = server.scheduler.stats()
+    assert stats.accepted_drafts_total == stats.drafts_total > 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("small", ["llama", "qwen2_window"])
+@pytest.mark.parametrize("large", ["llama", "gpt_oss", "deepseek_v3"])
+def test_random_histories_say_the_same(
+    large: str, small: str, tmp_path: Path, device: torch.device
+) -> None:
+    folder = save_model(make_model(large), tmp_path / "large")
+    drafting = drafting_with(save_model(make_model(small), tmp_path / "small"))
+    few = {"num_pages": 24, "num_host_pages": 30, "eos_token_ids": EOS_IDS}
+    heard, offered = [], 0
+    for settings in (SETTINGS, drafting):
+        larger = {"max_num_seqs": 32, "max_prefill_tokens": 24, "batch_invariant": True}
+        settings = settings.model_copy(update=larger)
+        runner = load_runner(folder, settings, device)
+        for seed in range(3):
+            server = Server(Restricted(runner, **few), settings)
+            play(server, repeating_history(seed))
+            heard.append((server.tokens, server.reasons))
+            offered += server.scheduler.stats().drafts_total
+        del runner
+    assert offered > 20
+    for without, with_drafts in zip(heard[:3], heard[3:], strict=True):
+        check_same(without, with_drafts)
