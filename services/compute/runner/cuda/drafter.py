@@ -1,5 +1,5 @@
 """What guesses the tokens that follow, as the CUDA runner knows it. Variants are files:
-`ngram_drafter`, `model_drafter`.
+`text_drafter`, `model_drafter`.
 
 All of it is launches in the order of the stream, and nothing comes to the host but a step's tokens
 and counts: a step is verified, drawn, accepted, advances lengths on the device, and the next step's
@@ -27,7 +27,7 @@ from services.compute.step import Int32Array
 Launch: TypeAlias = tuple[tuple[object, ...], Callable[[], None]]
 
 
-class Machine(NamedTuple):
+class MachineParts(NamedTuple):
     """What a step machine has for a drafter."""
 
     packed: Tensor
@@ -81,4 +81,4 @@ class DeviceDrafter(Protocol):
         ...
 
 
-DrafterMaker: TypeAlias = Callable[[Machine], DeviceDrafter]
+DrafterMaker: TypeAlias = Callable[[MachineParts], DeviceDrafter]

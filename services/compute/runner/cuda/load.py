@@ -51,9 +51,9 @@ from services.compute.runner.cuda.expert_moves import ExpertMoves
 from services.compute.runner.cuda.handover import NO_HANDOVER, Handover, StageHandover
 from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.model_drafter import ModelDrafter, SmallModel
-from services.compute.runner.cuda.ngram_drafter import NgramDrafter
 from services.compute.runner.cuda.step_machine import StepMachine, Uses
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
+from services.compute.runner.cuda.text_drafter import TextDrafter
 from services.compute.runner.model_loader import Limits, ModelLoader
 from services.compute.speculative.settings import DRAFT_MODEL, NGRAM
 
@@ -171,7 +171,7 @@ def _drafter_of(loader: ModelLoader, sizes: MachineSizes, log: StartLog) -> Draf
     """What drafts, with its weights."""
     small = loader.drafter
     if small is None:
-        return NgramDrafter
+        return TextDrafter
     if not any(span.is_full for span in sizes.layout.spans):
         raise ConfigError(
             "compute.speculative_config: no layer of this model sees its whole text, whose pages a "

@@ -41,7 +41,7 @@ from services.compute.layers.weighted_layers import AnyLinear
 from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.buckets import bucket_of, row_buckets
 from services.compute.runner.cuda.device_model import DeviceModel, StepTables
-from services.compute.runner.cuda.drafter import Launch, Machine
+from services.compute.runner.cuda.drafter import Launch, MachineParts
 from services.compute.runner.cuda.unread import Unread
 from services.compute.runner.uploads import VARIANT, StepUpload
 from services.compute.sampling.device_sampler import DeviceSampler
@@ -70,7 +70,7 @@ class SmallModel(NamedTuple):
 class ModelDrafter:
     """Drafts with a model."""
 
-    def __init__(self, small: SmallModel, machine: Machine) -> None:
+    def __init__(self, small: SmallModel, machine: MachineParts) -> None:
         sizes, device = machine.sizes, machine.packed.device
         self._machine, self._small = machine, small
         self._inputs = StepInputs.make(sizes.max_tokens, sizes.max_rows, device)

@@ -30,11 +30,11 @@ from services.compute.layers.weighted_layers import AnyLinear
 from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.buckets import bucket_of, row_buckets, token_buckets
 from services.compute.runner.cuda.device_model import DeviceModel, Kind, MachineSizes, StepTables
-from services.compute.runner.cuda.drafter import DeviceDrafter, DrafterMaker, Launch, Machine
-from services.compute.runner.cuda.ngram_drafter import NgramDrafter
+from services.compute.runner.cuda.drafter import DeviceDrafter, DrafterMaker, Launch, MachineParts
 from services.compute.runner.cuda.pooler import Pooler
 from services.compute.runner.cuda.prompt_scorer import PromptScorer
 from services.compute.runner.cuda.stream import DeviceStream
+from services.compute.runner.cuda.text_drafter import TextDrafter
 from services.compute.runner.uploads import MAX_PAGE_ENTRIES, packed_size
 from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.slots import Variant
@@ -49,7 +49,7 @@ class Uses(NamedTuple):
     """What a model's passes are for, besides samples and scores."""
 
     pooling: Pooling | None = None
-    make_drafter: DrafterMaker = NgramDrafter
+    make_drafter: DrafterMaker = TextDrafter
 
 
 ANSWERS = Uses()
@@ -99,7 +99,7 @@ class StepMachine:
         self.drafter: DeviceDrafter | None = None
         if sizes.drafts is not None:
             about = self.packed, self.inputs, self.resident, sizes, sizes.drafts, self.choices
-            self.drafter = uses.make_drafter(Machine(*about, stream, self._decoder))
+            self.drafter = uses.make_drafter(MachineParts(*about, stream, self._decoder))
         tables = self.resident, self.inputs
         self.sampler = DeviceSampler(shape.vocab_size, *tables, self.drafter)
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)

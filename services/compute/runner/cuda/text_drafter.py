@@ -9,15 +9,15 @@ from torch import Tensor
 from services.compute.kernels.draft_tokens import SlotTexts, draft_tokens, remember_tokens
 from services.compute.kernels.slot_words import SampleRows
 from services.compute.kv.transfer import Direction
-from services.compute.runner.cuda.drafter import Launch, Machine
+from services.compute.runner.cuda.drafter import Launch, MachineParts
 from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.step import Int32Array
 
 
-class NgramDrafter:
+class TextDrafter:
     """Has the drafts of the next step before that begins, and computes none."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: MachineParts) -> None:
         self._inputs, self._resident, self._rule = machine.inputs, machine.resident, machine.rule
         sizes, device = machine.sizes, machine.packed.device
         self._texts = SlotTexts.make(sizes.max_rows, sizes.max_positions, device)
