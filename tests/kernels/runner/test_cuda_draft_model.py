@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.errors import ConfigError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.cuda import model_drafter
@@ -162,6 +163,12 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
     server = Server(load_runner(folder, settings, device), settings)
     stats = answers(server, longer, longer).scheduler.stats()
     assert stats.accepted_drafts_total == stats.drafts_total > 5
+
+
+def test_a_model_that_sees_no_whole_text_is_refused(tmp_path: Path, device: torch.device) -> None:
+    folder = save_model(make_model("mistral_window", **SIZES), tmp_path)
+    with pytest.raises(ConfigError, match="no layer of this model sees its whole text"):
+        load_runner(folder, drafting_with(folder), device)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,23 @@ def test_random_requests_compile_and_capture_nothing(
             assert server.scheduler.stats().preemptions_total > 0
     assert late == []
     assert torch.cuda.memory_reserved() - reserved <= MOST_NEW_BYTES
+
+
+def test_a_small_model_that_drafts_compiles_and_captures_nothing(
+    tmp_path: Path, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    """With every way to sample, and after steps without drafts."""
+    folder = save_model(make_model("qwen3"), tmp_path)
+    config = json.dumps({"model": str(folder), "num_speculative_tokens": 3})
+    update = {"speculative_config": config, "page_tokens": 16}
+    settings = SETTINGS.model_copy(update=update)
+    runner = load_runner(folder, settings, device)
+    late: list[str] = request.getfixturevalue("late")  # from now on
+    few = {"num_pages": 12, "max_model_len": 128, "num_host_pages": 5}
+    server = Server(Restricted(runner, eos_token_ids=EOS_IDS, **few), settings)
+    play(server, random_history(2, 32, 40))
+    assert server.scheduler.stats().drafts_total > 0
+    assert late == []
 
 
 def test_newcomers_with_penalties_bias_and_early_stops_take_no_new_memory(

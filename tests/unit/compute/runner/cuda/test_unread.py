@@ -1,0 +1,88 @@
+"""The host knows how much a drafter has not read, at most, without any result."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from services.compute.runner.cuda.unread import NOTHING, DraftWork, Unread
+from services.compute.runner.uploads import NO_SLOT_ROWS, NUM_WORDS, StepPacker, StepUpload
+from services.compute.step import DEVICE_TOKEN, NO_IDS, StepPlan, int32_array
+from tests.unit.compute.step_plans import decode_plan
+
+NUM_SLOTS, MOST_DRAFTS = 4, 3
+
+
+class Uploads:
+    """Steps of decode rows, and what is said of them."""
+
+    def __init__(self, most_read: int = 1000) -> None:
+        self._unread = Unread(NUM_SLOTS, lambda num_tokens: min(num_tokens, most_read))
+        self._packer = StepPacker(NUM_SLOTS)
+        self._out = np.zeros(1000, dtype=np.int32)
+
+    def step(self, drafts: dict[int, int], newcomers: tuple[int, ...] = ()) -> DraftWork:
+        """Rows of slots, each with so many drafts."""
+        counts = int32_array(list(drafts.values()))
+        plan = decode_plan(
+            *[(slot, 0, 0) for slot in drafts],
+            tokens=np.full(len(drafts), DEVICE_TOKEN, dtype=np.int32),
+            num_drafts=counts if counts.any() else NO_IDS,
+        )
+        return self._follow(plan, newcomers)
+
+    def _follow(self, plan: StepPlan, newcomers: tuple[int, ...]) -> DraftWork:
+        slot_rows = np.zeros((len(newcomers), 1 + NUM_WORDS), dtype=np.int32)
+        slot_rows[:, 0] = newcomers
+        size = self._packer.pack(plan, slot_rows if newcomers else NO_SLOT_ROWS, self._out)
+        return self._unread.follow(StepUpload.read(self._out[:size].copy()))
+
+
+def test_what_steps_without_drafts_leave_is_read_when_drafts_are_wanted() -> None:
+    uploads = Uploads()
+    for _ in range(5):
+        assert uploads.step({0: 0, 1: 0}) == NOTHING
+    assert uploads.step({0: 2, 1: 0}) == DraftWork(4, (1, 1))  # one is the first pass's
+    assert uploads.step({0: 2, 1: 0}) == DraftWork(0, (1, 1))
+    assert uploads.step({0: 1, 1: 3}) == DraftWork(6, (2, 1, 1))
+    assert uploads.step({1: 0}) == NOTHING
+    assert uploads.step({1: 1}) == DraftWork(1, (1,))
+
+
+def test_a_new_sequence_has_nothing_of_the_one_before() -> None:
+    uploads = Uploads()
+    for _ in range(9):
+        uploads.step({0: 0})
+    assert uploads.step({0: 0, 1: 0}, newcomers=(0,)) == NOTHING
+    assert uploads.step({0: 1, 1: 1}) == DraftWork(0, (2,))
+
+
+def test_what_one_launch_cannot_hold_is_left_to_the_next() -> None:
+    uploads = Uploads(most_read=6)
+    for _ in range(6):
+        uploads.step({0: 0, 1: 0})
+    assert uploads.step({0: 1, 1: 1}).num_read == 6  # of 10: one of slot 1, which goes on by one
+    assert uploads.step({0: 1, 1: 1}).num_read == 5
+    assert uploads.step({0: 1, 1: 1}).num_read == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_never_less_than_there_is(seed: int) -> None:
+    rng, uploads = random.Random(seed), Uploads()
+    unread = dict.fromkeys(range(NUM_SLOTS), 0)
+    for _ in range(60):
+        slots = rng.sample(range(NUM_SLOTS), rng.randint(1, NUM_SLOTS))
+        newcomers = tuple(slot for slot in slots if rng.random() < 0.05)
+        unread.update(dict.fromkeys(newcomers, 0))
+        often = rng.random() < 0.4
+        drafts = {slot: rng.randint(0, MOST_DRAFTS) if often else 0 for slot in slots}
+        work = uploads.step(drafts, newcomers)
+        drafted = [slot for slot in slots if drafts[slot]]
+        assert sum(max(unread[slot] - 1, 0) for slot in drafted) <= work.num_read
+        for slot in slots:
+            if drafts[slot]:
+                unread[slot] = int(rng.random() < 0.5)  # whether all were right
+            else:
+                unread[slot] += rng.random() < 0.9  # or the sample is skipped
