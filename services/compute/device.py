@@ -156,6 +156,9 @@ def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> Scheduler
         in_flight_steps=spec.steps_ahead(settings.in_flight_steps),
         num_groups=spec.num_stages,
         forced_drafts=not (speculative and speculative.is_synthetic),
+        past_answers_bytes=speculative.past_answers_bytes
+        if speculative and settings.prefix_cache
+        else 0,
     )
 
 

@@ -17,7 +17,7 @@ from services.compute.scheduler.packing import Packer
 from services.compute.scheduler.sequence import LaunchedStep, Sequence
 from services.compute.scheduler.state import SchedulerState
 from services.compute.speculative.draft_counts import DraftCounts
-from services.compute.speculative.settings import GRAMMAR
+from services.compute.speculative.settings import GRAMMAR, PREDICTION, SUFFIX
 from services.compute.step import (
     DEVICE_TOKEN,
     NO_DRAFTS,
@@ -142,7 +142,11 @@ class Drafting:
             # Not of those that ended, or were skipped and preempted since.
             samples = [s for s, sequence in enumerate(step.samples) if sequence.slot >= 0]
             slots = self._slots(step, samples)
-            self._drafter_N[slots] = result.found_by[samples]
+            drafters = result.found_by[samples]
+            for place in np.flatnonzero(drafters == PREDICTION).tolist():
+                if not step.samples[samples[place]].params.is_predicted:
+                    drafters[place] = SUFFIX
+            self._drafter_N[slots] = drafters
             self._policy.found(slots, result.num_found[samples])
 
     @staticmethod

@@ -102,7 +102,7 @@ class Intake:
         params = SequenceParams(
             request, spec.eos_token_ids, spec.pooling, now_s, share, spec.max_drafts
         )
-        params.predict(spec.max_model_len)
+        params.predict(self._state.past_answers, spec.max_model_len)
         salt = request.cache_salt
         # Without a prefix cache only the request's own choices, and itself after a preemption, find
         # its pages.

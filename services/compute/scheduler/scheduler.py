@@ -249,6 +249,9 @@ class Scheduler:
         return sum(each.num_tokens for each in waiting), min(came_s, default=None)
 
     def flush_prefix_cache(self) -> int:
+        """Forget prefixes, and what was answered; returns how many pages are free by it."""
+        if self._state.past_answers is not None:
+            self._state.past_answers.clear()
         return self._state.memory.flush()
 
     def _step(self, plan: StepPlan) -> LaunchedStep:

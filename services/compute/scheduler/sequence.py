@@ -17,6 +17,7 @@ from common.messages.generate import Generate
 from services.compute.kv.page_table import PageTable, PageTables
 from services.compute.kv.prefix_tree import Node
 from services.compute.shares import ClientShare
+from services.compute.speculative.past_answers import PastAnswers, Tenant
 from services.compute.step import NO_DRAFTS, NO_IDS, Int32Array, SlotDelta, StepPlan
 
 
@@ -77,13 +78,26 @@ class SequenceParams:
         self.eos_token_ids = () if sampling.ignore_eos and not has_grammar else eos_token_ids
         self.stop_ids = frozenset((*self.eos_token_ids, *sampling.stop_token_ids))
 
-    def predict(self, max_model_len: int) -> None:
-        """Take of the client's prediction what there is room for behind the prompt."""
-        if self.guesses and self.request.prediction_ids:
-            predicted_T: Int32Array = np.frombuffer(self.request.prediction_ids, dtype=np.int32)
-            room = max(max_model_len - len(self.prompt_T), 0)
-            self._prediction_T = predicted_T[:room]
-            self._num_spare = room - len(self._prediction_T)
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the client predicts the answer."""
+        return bool(self.request.prediction_ids)
+
+    @property
+    def tenant(self) -> Tenant:
+        return Tenant(self.request.client, self.request.cache_salt)
+
+    def predict(self, past_answers: PastAnswers | None, max_model_len: int) -> None:
+        """Take of the client's prediction, or of past answers that may come again, what there is
+        room for behind the prompt."""
+        if not self.guesses:
+            return
+        predicted_T: Int32Array = np.frombuffer(self.request.prediction_ids, dtype=np.int32)
+        if not self.is_predicted and past_answers is not None:
+            predicted_T = past_answers.likely(self.tenant, self.prompt_T)
+        room = max(max_model_len - len(self.prompt_T), 0)
+        self._prediction_T = predicted_T[:room]
+        self._num_spare = room - len(self._prediction_T)
 
     def prediction_behind(self, num_outputs: int) -> Int32Array:
         """The prediction without what an answer of so many tokens has grown over: it stands at the

@@ -22,6 +22,7 @@ from services.compute.scheduler.sequence import Sequence, Status
 from services.compute.scheduler.transfers import Transfers
 from services.compute.scheduler.waiting import WaitingQueue
 from services.compute.shares import ClientShare, Shares
+from services.compute.speculative.past_answers import PastAnswers
 from services.compute.step import MAX_SCORED_TOKENS, SlotDelta
 
 by_order = attrgetter("order")
@@ -39,6 +40,8 @@ class SchedulerSettings(Settings):
     in_flight_steps: int = Field(default=1, ge=0)  # steps without a result when one is planned
     num_groups: int = Field(default=1, ge=1)  # that running sequences take turns in, in a pipeline
     forced_drafts: bool = True  # not where drafts are right by chance, to measure
+    # To draft from; 0: none are kept. What shares no prefixes shares no answers either.
+    past_answers_bytes: int = Field(default=0, ge=0)
     tombstone_s: float = Field(default=60.0, ge=0.0)  # how long an early abort is remembered
     max_tombstones: int = Field(default=16384, ge=1)
 
@@ -277,6 +280,9 @@ class SchedulerState:
         self.running = RunningBatch(num_slots)
         self.transfers = Transfers(memory)
         self.outputs: list[Output] = []  # those of one attempt are in order
+        self.past_answers: PastAnswers | None = None
+        if settings.past_answers_bytes:
+            self.past_answers = PastAnswers(settings.past_answers_bytes)
 
     @property
     def num_waiting(self) -> int:
@@ -338,6 +344,7 @@ class SchedulerState:
                 self.drop_host_pages(sequence)
             case Status.ENDED:
                 raise RuntimeError(f"{sequence.attempt} ends twice")
+        self._remember(sequence)
         sequence.charge()
         sequence.share.num_open -= 1
         sequence.table.release()
@@ -345,6 +352,12 @@ class SchedulerState:
         sequence.live = False
         self.attempts.remove(sequence)
         self.forks.succeed(sequence)
+
+    def _remember(self, sequence: Sequence) -> None:
+        params = sequence.params
+        if self.past_answers is not None and params.guesses:
+            answer = sequence.outputs.tobytes()
+            self.past_answers.remember(params.tenant, params.prompt_T, answer)
 
     def drop_host_pages(self, sequence: Sequence) -> None:
         for page in sequence.host_pages:

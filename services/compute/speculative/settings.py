@@ -14,21 +14,23 @@ MOST_DRAFTS = 7
 all before it to be right, and pages that are kept for it."""
 
 
-NGRAM, PREDICTION, GRAMMAR, DRAFT_MODEL = range(4)
-DRAFTERS = ("ngram", "prediction", "grammar", "draft_model")
-"""What drafts are from: the text itself, the client's prediction, a grammar that forces them, or a
-small model."""
+NGRAM, PREDICTION, GRAMMAR, DRAFT_MODEL, SUFFIX = range(5)
+DRAFTERS = ("ngram", "prediction", "grammar", "draft_model", "suffix")
+"""What drafts are from: the text itself, the client's prediction, a grammar that forces them, a
+small model, or past answers."""
 
 
 class SpeculativeSettings(Settings):
     """Which drafts there are, and how many of them a row gets."""
 
-    # What followed the last tokens where they stood before, or what a small model says.
-    method: Literal["ngram", "draft_model"] = "ngram"
+    # What followed the last tokens where they stood before, with `suffix` in past answers as well,
+    # or what a small model says.
+    method: Literal["ngram", "suffix", "draft_model"] = "ngram"
     model: str = ""  # the small one, of the same vocabulary: a folder, a GGUF file or a hub id
     num_speculative_tokens: int = Field(default=0, ge=0, le=16)  # 0: as the controller chooses
     prompt_lookup_min: int = Field(default=2, ge=1, le=8)  # tokens that have to be alike
     prompt_lookup_max: int = Field(default=5, ge=1, le=8)  # more that are alike do not count
+    suffix_cache_mb: int = Field(default=16, ge=1, le=4096)  # most that past answers take
     # To measure with weights that say nothing: this share of drafts counts as right. No real text.
     synthetic_acceptance_rate: float = Field(default=-1.0, ge=-1.0, le=1.0)
 
@@ -58,6 +60,11 @@ class SpeculativeSettings(Settings):
         return 4.0 if self.model else 1.0
 
     @property
+    def past_answers_bytes(self) -> int:
+        """Most that past answers take; 0 for none."""
+        return self.suffix_cache_mb << 20 if self.method == "suffix" else 0
+
+    @property
     def is_synthetic(self) -> bool:
         return self.synthetic_acceptance_rate >= 0.0
 
@@ -67,7 +74,7 @@ def read_speculative(config: str) -> SpeculativeSettings | None:
     if config == "off":
         return None
     if config == "auto":
-        return SpeculativeSettings()
+        return SpeculativeSettings(method="suffix")
     try:
         settings = SpeculativeSettings.model_validate_json(config)
     except ValidationError as error:

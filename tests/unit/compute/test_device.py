@@ -10,7 +10,7 @@ import pytest
 from common.config import ModelSettings
 from common.errors import ConfigError, ModelError
 from services.compute.config import ComputeSettings
-from services.compute.device import ModelDevice, grammar_settings
+from services.compute.device import ModelDevice, grammar_settings, scheduler_settings
 from tests.unit.compute.fake_device import make_spec
 
 
@@ -44,3 +44,9 @@ def test_kept_grammars_leave_half_of_the_mask_workers_memory_to_sequences() -> N
         settings = ComputeSettings(device="sim", grammar_memory_mb=memory_mb)
         worker = grammar_settings("/nowhere", settings, make_spec())
         assert 0 < worker.cache_bytes * 95 < memory_mb << 19  # of compiled ones, as measured
+
+
+def test_who_shares_no_prefixes_keeps_no_answers() -> None:
+    for shares in (True, False):
+        settings = ComputeSettings(speculative_config="auto", prefix_cache=shares)
+        assert bool(scheduler_settings(settings, make_spec()).past_answers_bytes) is shares

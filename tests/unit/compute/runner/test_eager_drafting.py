@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_histories import EOS_IDS, check_same, play, repeating_history
@@ -89,3 +90,28 @@ def test_a_model_that_knows_nothing_changes_no_text(
     folder = save_model(make_model("qwen2_window", seed=8), tmp_path)
     num_drafts, num_right, _ = histories["llama"].with_drafts(drafts_by(folder), (0,))
     assert num_right < num_drafts / 3  # most requests have but three words to say
+
+
+def test_an_answer_that_was_given_before_is_followed_but_not_for_another_tenant(
+    histories: dict[str, Histories],
+) -> None:
+    config = '{"method": "suffix", "num_speculative_tokens": 3}'
+    settings = SETTINGS.model_copy(update={"speculative_config": config})
+    server = Server(load_on_cpu(histories["llama"].folder, settings), settings)
+
+    def right_of_an_answer(counter: int, **tenant: str) -> int:
+        """How many drafts from past answers are in an answer to always the same."""
+        before = {each.drafter: sum(each.accepted) for each in server.scheduler.stats().drafts}
+        sampling = SamplingParams(24, seed=5, ignore_eos=True)
+        server.ask(counter, [*range(3, 21)], sampling, **tenant)
+        server.run()
+        assert server.tokens[counter] == server.tokens[0]
+        after = {each.drafter: sum(each.accepted) for each in server.scheduler.stats().drafts}
+        return after.get("suffix", 0) - before.get("suffix", 0)
+
+    assert right_of_an_answer(0, client="anna") == 0
+    assert right_of_an_answer(1, client="anna") > 12
+    assert right_of_an_answer(2, client="ben") == 0
+    assert right_of_an_answer(3, client="ben", cache_salt="own") == 0
+    server.scheduler.flush_prefix_cache()
+    assert right_of_an_answer(4, client="anna") == 0

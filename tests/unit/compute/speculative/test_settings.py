@@ -8,7 +8,7 @@ from services.compute.speculative.settings import SpeculativeSettings, read_spec
 
 def test_the_setting_is_off_auto_or_json() -> None:
     assert read_speculative("off") is None
-    assert read_speculative("auto") == SpeculativeSettings()
+    assert read_speculative("auto") == SpeculativeSettings(method="suffix")
     config = '{"method": "ngram", "num_speculative_tokens": 4}'
     assert read_speculative(config) == SpeculativeSettings(num_speculative_tokens=4)
     drafter = SpeculativeSettings(method="draft_model", model="small")
@@ -19,7 +19,7 @@ def test_the_setting_is_off_auto_or_json() -> None:
     ("config", "says"),
     [
         ("on", "Invalid JSON"),
-        ('{"method": "eagle"}', "method: Input should be 'ngram' or 'draft_model'"),
+        ('{"method": "eagle"}', "method: Input should be 'ngram', 'suffix' or 'draft_model'"),
         ('{"method": "draft_model"}', "the method draft_model, and no other, takes a model"),
         ('{"method": "ngram", "model": "small"}', "and no other, takes a model"),
         ('{"draft": 3}', "draft: Extra inputs"),

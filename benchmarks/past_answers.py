@@ -1,0 +1,203 @@
+"""What drafts from past answers are worth on a CPU: the same requests with them and without.
+
+    python -m benchmarks.past_answers [--rounds 5]
+
+Three servers of the demo model, asked in turn: one without drafts, one that drafts from prompt and
+answer, and one that drafts from what it answered before as well. Each round of a task begins with
+nothing in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from benchmarks.drafts import DEMO, accepted
+from benchmarks.report import Report
+from benchmarks.stack import Stack
+
+CONFIGS = {"off": "off", "ngram": '{"method": "ngram"}', "suffix": '{"method": "suffix"}'}
+MAX_TOKENS = 320
+
+Ask: TypeAlias = Callable[..., dict[str, Any]]  # a body's fields; returns the message
+
+HEROES = ("fox", "bear", "owl", "mouse")
+THINGS = ("lantern", "drum", "key", "kite")
+QUESTIONS = (
+    *("What is the capital of France?", "What is 23 plus 23?", "Who are you?", "Hello"),
+    *("What is the chemical symbol for gold?", "Write 342 in words."),
+)
+TRIPS = (("Paris", "Rome"), ("Berlin", "Madrid"), ("Vienna", "Lisbon"), ("London", "Dublin"))
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def changed_questions(ask: Ask, temperature: float) -> None:
+    """A story about an animal and a thing, and again about another thing."""
+    for hero in HEROES[:2]:
+        for number, thing in enumerate(THINGS):
+            message = user(f"Tell me a story about a {hero} and a {thing}.")
+            ask(messages=[message], temperature=temperature, seed=number)
+
+
+def regenerated(ask: Ask, temperature: float) -> None:
+    """One question, six times."""
+    message = user("Tell me a story about a fox and a lantern.")
+    for seed in range(6):
+        ask(messages=[message], temperature=temperature, seed=seed)
+
+
+def agent(ask: Ask, temperature: float) -> None:
+    """Conversations that take the same steps: a call of a tool, and what to say of its result."""
+    for trip in TRIPS:
+        messages: list[dict[str, Any]] = []
+        for city in trip:
+            messages.append(user(f"What is the weather in {city}?"))
+            said = ask(messages=messages, tools=TOOLS, temperature=temperature)
+            result = {"city": city, "temperature_c": 10 + len(city), "condition": "sunny"}
+            messages.append(said)
+            for call in said.get("tool_calls") or ():
+                answer = {"role": "tool", "tool_call_id": call["id"], "content": json.dumps(result)}
+                messages.append(answer)
+            messages.append(ask(messages=messages, tools=TOOLS, temperature=temperature))
+
+
+def unlike(ask: Ask, temperature: float) -> None:
+    """Nothing that was asked before."""
+    for hero, thing in zip(HEROES, THINGS, strict=True):
+        ask(messages=[user(f"Tell me a story about a {hero} and a {thing}.")], temperature=3.0)
+    for question in QUESTIONS:
+        ask(messages=[user(question)], temperature=temperature)
+
+
+TASKS: dict[str, tuple[Callable[[Ask, float], None], float]] = {
+    "a question with a small change": (changed_questions, 0.0),
+    "the same, temperature 0.8": (changed_questions, 0.8),
+    "regenerated six times, temperature 0.8": (regenerated, 0.8),
+    "an agent's loop": (agent, 0.0),
+    "questions unlike all before": (unlike, 0.0),
+}
+
+
+def post(stack: Stack, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON answer to a JSON request."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(stack.url + path, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return dict(json.load(response))
+
+
+def play(
+    stack: Stack, task: Callable[[Ask, float], None], temperature: float
+) -> tuple[list[str], int, float]:
+    """A task once, by a server that knows nothing: its texts, tokens and seconds."""
+    post(stack, "/reset_prefix_cache", {})
+    texts: list[str] = []
+    num_tokens = 0
+
+    def ask(**fields: Any) -> dict[str, Any]:
+        nonlocal num_tokens
+        body = {"model": "demo", "max_tokens": MAX_TOKENS, "seed": 0, **fields}
+        answer = post(stack, "/v1/chat/completions", body)
+        num_tokens += answer["usage"]["completion_tokens"]
+        message: dict[str, Any] = answer["choices"][0]["message"]
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        texts.append(json.dumps([message.get("content"), calls]))
+        return message
+
+    began_s = time.monotonic()
+    task(ask, temperature)
+    return texts, num_tokens, time.monotonic() - began_s
+
+
+def measure(stacks: dict[str, Stack], name: str, rounds: int) -> list[object]:
+    """One task on all servers in turn, as the cells of a row."""
+    task, temperature = TASKS[name]
+    drafting = {config: stack for config, stack in stacks.items() if config != "off"}
+    ratios: dict[str, list[float]] = {"ngram": [], "suffix": [], "both": []}
+    per_s: list[float] = []
+    for stack in stacks.values():
+        play(stack, task, temperature)
+    time.sleep(1.0)  # a heartbeat brings the counts
+    before = {config: accepted(stack) for config, stack in drafting.items()}
+    num_tokens = 0
+    for _ in range(rounds):
+        played = {config: play(stack, task, temperature) for config, stack in stacks.items()}
+        texts = [texts for texts, _, _ in played.values()]
+        assert all(each == texts[0] for each in texts), "a text has changed"
+        took_s = {config: seconds for config, (_, _, seconds) in played.items()}
+        num_tokens += played["off"][1]
+        per_s.append(played["off"][1] / took_s["off"])
+        for config in drafting:
+            ratios[config].append(took_s["off"] / took_s[config])
+        ratios["both"].append(took_s["ngram"] / took_s["suffix"])
+    time.sleep(1.0)
+    cells: list[object] = [name, round(statistics.median(per_s))]
+    for config, stack in drafting.items():
+        num_drafts, num_right = (
+            b - a for a, b in zip(before[config], accepted(stack), strict=True)
+        )
+        steps = num_tokens - num_right
+        cells += [
+            f"{num_tokens / steps:.2f}",
+            f"{num_right / max(num_drafts, 1):.2f}",
+            f"{statistics.median(ratios[config]):.2f}",
+        ]
+    both = ratios["both"]
+    cells.append(f"{statistics.median(both):.2f} ({min(both):.2f} to {max(both):.2f})")
+    return cells
+
+
+def main() -> None:
+    """Read the command line, measure, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    options = "--device", "cpu", "--served-model-name", "demo", "--speculative-config"
+    with contextlib.ExitStack() as stack:
+        stacks = {
+            name: stack.enter_context(Stack(DEMO, *options, config))
+            for name, config in CONFIGS.items()
+        }
+        rows = [measure(stacks, name, rounds) for name in TASKS]
+    report = Report(
+        "past_answers",
+        "Drafts from past answers on a CPU",
+        "Target: faster than drafts from the text alone where answers come again, none lost "
+        "elsewhere.",
+    )
+    report.text(
+        f"The demo model over HTTP, one stream, {rounds} rounds, all servers in turn, each task "
+        "from an empty memory; how many drafts is chosen by what pays. All texts were equal."
+    )
+    columns = ["one stream", "tokens/s without"]
+    for config in ("ngram", "suffix"):
+        columns += [f"`{config}`: tokens a step", "drafts right", "times"]
+    report.table([*columns, "`suffix` against `ngram`, times (range)"], rows)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
