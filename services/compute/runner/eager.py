@@ -126,7 +126,8 @@ class EagerExecutor:
         )
         self._hidden_size, self._dtype = shape.hidden_size, loader.dtype
         self._spans = loader.layout.spans
-        self._sampler = Sampler(settings.max_num_seqs, shape.vocab_size)
+        rejects = loader.drafts is not None and loader.drafts.rejects
+        self._sampler = Sampler(settings.max_num_seqs, shape.vocab_size, rejects)
         self._pools: EagerPooler | None = None
         if pooling is not None:
             self._pools = EagerPooler(pooling, settings.max_num_seqs, shape.hidden_size)

@@ -155,6 +155,11 @@ def check_drafter(settings: ComputeSettings) -> None:
     drafts = read_speculative(settings.speculative_config)
     if drafts is None or not drafts.model:
         return
+    if drafts.rejects and _takes_cuda(settings):
+        raise ConfigError(
+            "compute.speculative_config: the acceptance rejection is there to be compared on the "
+            "CPU; leave it out."
+        )
     if settings.tensor_parallel_size > 1:
         raise ConfigError(
             "compute.speculative_config: a draft model cannot draft for one that is split over "

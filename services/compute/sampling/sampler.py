@@ -30,6 +30,13 @@ from services.compute.sampling.logits_processors import (
 )
 from services.compute.sampling.logprobs import RawLogprobs
 from services.compute.sampling.noise import coordinates, draw_where_it_counts
+from services.compute.sampling.rejection import (
+    ACCEPTANCE,
+    DRAFT,
+    RESIDUAL,
+    Rejection,
+    draw_or_reject,
+)
 from services.compute.sampling.slots import SamplingSlots
 from services.compute.step import Int32Array, TokenMasks
 
@@ -51,6 +58,12 @@ class DraftRows(NamedTuple):
         there = drafts >= 0
         return places[there], drafts[there]
 
+    def behind(self) -> Int64Array:
+        """The draft behind each sample; below 0 for none."""
+        behind_S = np.full_like(self.draft_S, -1)
+        behind_S[:-1] = np.where(self.number_S[1:] > 0, self.draft_S[1:], -1)
+        return behind_S
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -62,8 +75,10 @@ class Sampled:
 class Sampler:
     """Draws tokens by each slot's settings."""
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, rejects: bool = False) -> None:
+        """With `rejects` drafts are drawn apart from tokens, as `sampling.rejection` says."""
         self._slots = SamplingSlots(num_slots)
+        self._rejection = Rejection() if rejects else None
         self._penalties = PenaltyRows(vocab_size)
 
     def enter(self, packed: Int32Array) -> None:
@@ -112,6 +127,8 @@ class Sampler:
             logits_SV[where[0]] = -torch.inf
             logits_SV[where] = forced
         tokens_S = self._draw(logits_SV, slots, indices)
+        if drafts is not None and self._rejection is not None:
+            self._reject(self._rejection, tokens_S, logits_SV, slots, indices, drafts)
         if count_rows is not None and drafts is None:
             if masks is not None and masks.skipped:
                 drawn = ~np.isin(penalised, masks.skipped)
@@ -140,7 +157,40 @@ class Sampler:
             self._penalise(logits_SV, penalised, slots[penalised], drafted)
         self._bias(logits_SV, slots)
         self._mask_early_stops(logits_SV, slots, indices)
-        return self._draw(logits_SV, slots, indices)
+        if self._rejection is None:
+            return self._draw(logits_SV, slots, indices)
+        number = drafted_SK.shape[1]
+        if not number:
+            self._rejection.forget()
+        drawn = np.nonzero(self._slots.temperature[slots] > 0.0)[0]
+        if len(drawn):
+            log_q_RV = self._scaled(logits_SV[torch.from_numpy(drawn)], slots[drawn])
+            self._rejection.keep(slots[drawn], number, log_q_RV.log_softmax(dim=-1))
+        return self._draw(logits_SV, slots, indices, stream=DRAFT)
+
+    def _reject(
+        self,
+        rejection: Rejection,
+        tokens_S: Tensor,
+        logits_SV: Tensor,
+        slots: Int64Array,
+        indices: Int64Array,
+        drafts: DraftRows,
+    ) -> None:
+        """Draw again where there is a draft behind, with what that was drawn from."""
+        behind_S = drafts.behind()
+        is_known_S = (behind_S >= 0) & rejection.knows(slots, drafts.number_S)
+        rows = np.nonzero(is_known_S)[0]
+        if not len(rows):
+            return
+        index, slots_R = torch.from_numpy(rows), slots[rows]
+        tokens_S[index] = draw_or_reject(
+            self._scaled(logits_SV[index], slots_R).log_softmax(dim=-1),
+            rejection.take(slots_R, drafts.number_S[rows]),
+            torch.from_numpy(behind_S[rows]),
+            self._where(slots_R, indices[rows], ACCEPTANCE),
+            self._where(slots_R, indices[rows], RESIDUAL),
+        )
 
     def _penalise(
         self,
@@ -183,20 +233,35 @@ class Sampler:
         barred_GV = torch.from_numpy(there_GV == 0)
         logits_SV[index] = logits_SV.index_select(0, index).masked_fill_(barred_GV, -torch.inf)
 
-    def _draw(self, logits_SV: Tensor, slots: Int64Array, indices: Int64Array) -> Tensor:
+    def _draw(
+        self, logits_SV: Tensor, slots: Int64Array, indices: Int64Array, stream: int = 0
+    ) -> Tensor:
         drawn = np.nonzero(self._slots.temperature[slots] > 0.0)[0]
         if not len(drawn):
             return logits_SV.argmax(dim=-1)
         if len(drawn) == len(slots):
-            return self._draw_noisy(logits_SV, slots, indices)
+            return self._draw_noisy(logits_SV, slots, indices, stream)
         index = torch.from_numpy(drawn)
         tokens_S = logits_SV.argmax(dim=-1)
         tokens_S[index] = self._draw_noisy(
-            logits_SV.index_select(0, index), slots[drawn], indices[drawn]
+            logits_SV.index_select(0, index), slots[drawn], indices[drawn], stream
         )
         return tokens_S
 
-    def _draw_noisy(self, logits_RV: Tensor, slots: Int64Array, indices: Int64Array) -> Tensor:
+    def _draw_noisy(
+        self, logits_RV: Tensor, slots: Int64Array, indices: Int64Array, stream: int
+    ) -> Tensor:
+        where_4R = self._where(slots, indices, stream)
+        return draw_where_it_counts(self._scaled(logits_RV, slots), where_4R)
+
+    def _where(self, slots: Int64Array, indices: Int64Array, stream: int) -> Tensor:
+        """Where rows stand in the noise."""
+        settings = self._slots
+        choices = settings.choice[slots].astype(np.int64) + stream
+        return coordinates(settings.seed[slots], choices, indices)
+
+    def _scaled(self, logits_RV: Tensor, slots: Int64Array) -> Tensor:
+        """By the temperature, and without what is cut."""
         settings = self._slots
         temperature = torch.from_numpy(settings.temperature[slots])[:, None]
         # the maximum goes to 0 first, where float32 is finest and no division overflows
@@ -207,10 +272,7 @@ class Sampler:
             (apply_min_p, settings.min_p_log, words.CUTS_MIN_P),
         ):
             self._cut(cut, logits_RV, values[slots], settings.asks(slots, flag))
-        where_4R = coordinates(
-            settings.seed[slots], settings.choice[slots].astype(np.int64), indices
-        )
-        return draw_where_it_counts(logits_RV, where_4R)
+        return logits_RV
 
     def _cut(
         self,

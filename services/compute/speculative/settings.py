@@ -31,6 +31,9 @@ class SpeculativeSettings(Settings):
     prompt_lookup_min: int = Field(default=2, ge=1, le=8)  # tokens that have to be alike
     prompt_lookup_max: int = Field(default=5, ge=1, le=8)  # more that are alike do not count
     suffix_cache_mb: int = Field(default=16, ge=1, le=4096)  # most that past answers take
+    # By the noise that drafts and tokens share, or, to compare, by rejection: then a text depends
+    # on its drafts.
+    acceptance: Literal["shared_noise", "rejection"] = "shared_noise"
     # To measure with weights that say nothing: this share of drafts counts as right. No real text.
     synthetic_acceptance_rate: float = Field(default=-1.0, ge=-1.0, le=1.0)
 
@@ -65,6 +68,10 @@ class SpeculativeSettings(Settings):
         return self.suffix_cache_mb << 20 if self.method == "suffix" else 0
 
     @property
+    def rejects(self) -> bool:
+        return self.acceptance == "rejection"
+
+    @property
     def is_synthetic(self) -> bool:
         return self.synthetic_acceptance_rate >= 0.0
 
@@ -88,6 +95,11 @@ def read_speculative(config: str) -> SpeculativeSettings | None:
         raise ConfigError(
             "compute.speculative_config: the method draft_model, and no other, takes a model; give "
             'JSON like {"method": "draft_model", "model": "FOLDER"}.'
+        )
+    if settings.rejects and not settings.model:
+        raise ConfigError(
+            "compute.speculative_config: the acceptance rejection needs the probabilities of "
+            "drafts, which only a model has; name one, or leave it out."
         )
     if settings.prompt_lookup_min > settings.prompt_lookup_max:
         raise ConfigError(

@@ -48,12 +48,12 @@ def drafting_with(folder: Path, **more: object) -> ComputeSettings:
     return SETTINGS.model_copy(update={"speculative_config": config})
 
 
-def answers(runner: PackingRunner, settings: ComputeSettings) -> Server:
+def answers(runner: PackingRunner, settings: ComputeSettings, temperature: float = 1.0) -> Server:
     """Three sampled answers of different lengths, of which two begin alike."""
     server = Server(runner, settings)
     for counter, length in ((10, 10), (20, 32), (30, 20)):
         prompt = [*range(3, 21), counter]
-        server.ask(counter, prompt, SamplingParams(length, seed=counter, ignore_eos=True))
+        server.ask(counter, prompt, SamplingParams(length, counter, temperature, ignore_eos=True))
     server.run()
     return server
 
@@ -121,3 +121,22 @@ def test_the_demo_has_a_drafter_of_a_fifth_of_its_size() -> None:
     assert loader.drafter is not None
     sizes = [each.config.shape.num_weights for each in (loader.drafter, loader)]
     assert 0.18 < sizes[0] / sizes[1] < 0.21
+
+
+def test_by_rejection_a_model_that_drafts_for_itself_is_always_right_too(tmp_path: Path) -> None:
+    folder = save_model(make_model("llama"), tmp_path)
+    settings = drafting_with(folder, acceptance="rejection")
+    first, again = (answers(load_on_cpu(folder, settings), settings) for _ in range(2))
+    stats = first.scheduler.stats()
+    assert stats.accepted_drafts_total == stats.drafts_total > 20
+    assert first.tokens == again.tokens  # the seed and the drafts say it all
+
+
+def test_by_rejection_drafts_of_a_stranger_count_now_and_then(tmp_path: Path) -> None:
+    large = save_model(make_model("llama"), tmp_path / "large")
+    small = save_model(make_model("llama", seed=8), tmp_path / "small")
+    settings = drafting_with(small, acceptance="rejection")
+    server = answers(load_on_cpu(large, settings), settings, temperature=9.0)
+    stats = server.scheduler.stats()
+    assert 0 < stats.accepted_drafts_total < stats.drafts_total
+    assert [len(tokens) for tokens in server.tokens.values()] == [10, 32, 20]

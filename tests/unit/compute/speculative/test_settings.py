@@ -22,6 +22,7 @@ def test_the_setting_is_off_auto_or_json() -> None:
         ('{"method": "eagle"}', "method: Input should be 'ngram', 'suffix' or 'draft_model'"),
         ('{"method": "draft_model"}', "the method draft_model, and no other, takes a model"),
         ('{"method": "ngram", "model": "small"}', "and no other, takes a model"),
+        ('{"acceptance": "rejection"}', "probabilities of drafts, which only a model has"),
         ('{"draft": 3}', "draft: Extra inputs"),
         ('{"num_speculative_tokens": 99}', "less than or equal to 16"),
         ('{"prompt_lookup_min": 6}', "prompt_lookup_min is above prompt_lookup_max"),
