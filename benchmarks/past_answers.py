@@ -23,7 +23,7 @@ from benchmarks.report import Report
 from benchmarks.stack import Stack
 
 CONFIGS = {"off": "off", "ngram": '{"method": "ngram"}', "suffix": '{"method": "suffix"}'}
-MAX_TOKENS = 320
+MAX_TOKENS = 128
 
 Ask: TypeAlias = Callable[..., dict[str, Any]]  # a body's fields; returns the message
 
@@ -33,7 +33,7 @@ QUESTIONS = (
     *("What is the capital of France?", "What is 23 plus 23?", "Who are you?", "Hello"),
     *("What is the chemical symbol for gold?", "Write 342 in words."),
 )
-TRIPS = (("Paris", "Rome"), ("Berlin", "Madrid"), ("Vienna", "Lisbon"), ("London", "Dublin"))
+TRIPS = (("Paris", "Rome"), ("Berlin", "Madrid"), ("Vienna", "Lisbon"))
 TOOLS = [
     {
         "type": "function",
@@ -57,15 +57,15 @@ def user(text: str) -> dict[str, Any]:
 def changed_questions(ask: Ask, temperature: float) -> None:
     """A story about an animal and a thing, and again about another thing."""
     for hero in HEROES[:2]:
-        for number, thing in enumerate(THINGS):
+        for number, thing in enumerate(THINGS[:3]):
             message = user(f"Tell me a story about a {hero} and a {thing}.")
             ask(messages=[message], temperature=temperature, seed=number)
 
 
 def regenerated(ask: Ask, temperature: float) -> None:
-    """One question, six times."""
+    """One question, five times."""
     message = user("Tell me a story about a fox and a lantern.")
-    for seed in range(6):
+    for seed in range(5):
         ask(messages=[message], temperature=temperature, seed=seed)
 
 
@@ -95,7 +95,7 @@ def unlike(ask: Ask, temperature: float) -> None:
 TASKS: dict[str, tuple[Callable[[Ask, float], None], float]] = {
     "a question with a small change": (changed_questions, 0.0),
     "the same, temperature 0.8": (changed_questions, 0.8),
-    "regenerated six times, temperature 0.8": (regenerated, 0.8),
+    "regenerated five times, temperature 0.8": (regenerated, 0.8),
     "an agent's loop": (agent, 0.0),
     "questions unlike all before": (unlike, 0.0),
 }
@@ -167,6 +167,7 @@ def measure(stacks: dict[str, Stack], name: str, rounds: int) -> list[object]:
         ]
     both = ratios["both"]
     cells.append(f"{statistics.median(both):.2f} ({min(both):.2f} to {max(both):.2f})")
+    print(*cells, flush=True)
     return cells
 
 
@@ -189,8 +190,9 @@ def main() -> None:
         "elsewhere.",
     )
     report.text(
-        f"The demo model in float32 over HTTP, one stream, {rounds} rounds, all servers in turn, each task "
-        "from an empty memory; how many drafts is chosen by what pays. All texts were equal."
+        f"The demo model in float32 over HTTP, one stream, at most {MAX_TOKENS} tokens, {rounds} "
+        "rounds, all servers in turn, each task from an empty memory; how many "
+        "drafts is chosen by what pays. All texts were equal."
     )
     columns = ["one stream", "tokens/s without"]
     for config in ("ngram", "suffix"):
