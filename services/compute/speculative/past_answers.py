@@ -22,9 +22,9 @@ import numpy.typing as npt
 from services.compute.step import NO_IDS, Int32Array
 
 ROOM = 2048
-"""Tokens that are given together, unless the first answer is longer alone. With 1,024 the demo's
-stories took 3 to 12 % more steps; all answers that there were, looked up at each step, took as
-many, or fewer by a fifth at most (benchmarks/results/past_answers.md)."""
+"""Tokens that are given together, unless the first answer is longer alone. With 1,024 the demo
+took up to 10 % more steps; with all answers that there were, between 5 % fewer and 3 % more
+(benchmarks/results/past_choices.md)."""
 
 MOST_GIVEN = 16  # answers
 LONGEST = 8192  # tokens that are kept of an answer
