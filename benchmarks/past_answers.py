@@ -16,9 +16,9 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.drafts import DEMO, accepted
+from benchmarks.drafts import DEMO
 from benchmarks.report import Report
 from benchmarks.stack import Stack
 
@@ -85,7 +85,7 @@ def agent(ask: Ask, temperature: float) -> None:
 
 
 def unlike(ask: Ask, temperature: float) -> None:
-    """Nothing that was asked before."""
+    """Nothing that was asked before; the stories at a temperature at which little repeats."""
     for hero, thing in zip(HEROES, THINGS, strict=True):
         ask(messages=[user(f"Tell me a story about a {hero} and a {thing}.")], temperature=3.0)
     for question in QUESTIONS:
@@ -97,7 +97,7 @@ TASKS: dict[str, tuple[Callable[[Ask, float], None], float]] = {
     "the same, temperature 0.8": (changed_questions, 0.8),
     "regenerated five times, temperature 0.8": (regenerated, 0.8),
     "an agent's loop": (agent, 0.0),
-    "questions unlike all before": (unlike, 0.0),
+    "stories and questions, each another": (unlike, 0.0),
 }
 
 
@@ -109,19 +109,29 @@ def post(stack: Stack, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return dict(json.load(response))
 
 
-def play(
-    stack: Stack, task: Callable[[Ask, float], None], temperature: float
-) -> tuple[list[str], int, float]:
-    """A task once, by a server that knows nothing: its texts, tokens and seconds."""
+class Played(NamedTuple):
+    """A task once: what was said, and the sum of its usage."""
+
+    texts: list[str]
+    num_tokens: int
+    num_right: int  # drafts that are in the answers
+    num_wrong: int
+    took_s: float
+
+
+def play(stack: Stack, task: Callable[[Ask, float], None], temperature: float) -> Played:
+    """Ask a server that knows nothing of the task."""
     post(stack, "/reset_prefix_cache", {})
     texts: list[str] = []
-    num_tokens = 0
+    num_tokens = num_right = num_wrong = 0
 
     def ask(**fields: Any) -> dict[str, Any]:
-        nonlocal num_tokens
+        nonlocal num_tokens, num_right, num_wrong
         body = {"model": "demo", "max_tokens": MAX_TOKENS, "seed": 0, **fields}
         answer = post(stack, "/v1/chat/completions", body)
-        num_tokens += answer["usage"]["completion_tokens"]
+        right, wrong = drafts_of(answer["usage"])
+        num_tokens += answer["usage"]["completion_tokens"] - 1  # the first comes with the prompt
+        num_right, num_wrong = num_right + right, num_wrong + wrong
         message: dict[str, Any] = answer["choices"][0]["message"]
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         texts.append(json.dumps([message.get("content"), calls]))
@@ -129,43 +139,36 @@ def play(
 
     began_s = time.monotonic()
     task(ask, temperature)
-    return texts, num_tokens, time.monotonic() - began_s
+    return Played(texts, num_tokens, num_right, num_wrong, time.monotonic() - began_s)
+
+
+def drafts_of(usage: dict[str, Any]) -> tuple[int, int]:
+    """How many drafts are in an answer, and how many were computed and are not."""
+    details = usage["completion_tokens_details"]
+    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
 def measure(stacks: dict[str, Stack], name: str, rounds: int) -> list[object]:
     """One task on all servers in turn, as the cells of a row."""
     task, temperature = TASKS[name]
-    drafting = {config: stack for config, stack in stacks.items() if config != "off"}
-    ratios: dict[str, list[float]] = {"ngram": [], "suffix": [], "both": []}
-    per_s: list[float] = []
     for stack in stacks.values():
         play(stack, task, temperature)
-    time.sleep(1.0)  # a heartbeat brings the counts
-    before = {config: accepted(stack) for config, stack in drafting.items()}
-    num_tokens = 0
+    played: dict[str, list[Played]] = {config: [] for config in stacks}
     for _ in range(rounds):
-        played = {config: play(stack, task, temperature) for config, stack in stacks.items()}
-        texts = [texts for texts, _, _ in played.values()]
-        assert all(each == texts[0] for each in texts), f"a text has changed: {name}"
-        took_s = {config: seconds for config, (_, _, seconds) in played.items()}
-        num_tokens += played["off"][1]
-        per_s.append(played["off"][1] / took_s["off"])
-        for config in drafting:
-            ratios[config].append(took_s["off"] / took_s[config])
-        ratios["both"].append(took_s["ngram"] / took_s["suffix"])
-    time.sleep(1.0)
-    cells: list[object] = [name, round(statistics.median(per_s))]
-    for config, stack in drafting.items():
-        num_drafts, num_right = (
-            b - a for a, b in zip(before[config], accepted(stack), strict=True)
-        )
-        steps = num_tokens - num_right
-        cells += [
-            f"{num_tokens / steps:.2f}",
-            f"{num_right / max(num_drafts, 1):.2f}",
-            f"{statistics.median(ratios[config]):.2f}",
-        ]
-    both = ratios["both"]
+        for config, stack in stacks.items():
+            played[config].append(play(stack, task, temperature))
+    without, text, past = played["off"], played["ngram"], played["suffix"]
+    told = [each.texts for some in played.values() for each in some]
+    assert all(each == told[0] for each in told), f"a text has changed: {name}"
+    cells: list[object] = [name, round(statistics.median(p.num_tokens / p.took_s for p in without))]
+    for some in (text, past):
+        (first, *_) = some
+        steps = first.num_tokens - first.num_right
+        num_drafts = first.num_right + first.num_wrong
+        times = [a.took_s / b.took_s for a, b in zip(without, some, strict=True)]
+        cells += [f"{first.num_tokens / steps:.2f}", f"{first.num_right / max(num_drafts, 1):.2f}"]
+        cells.append(f"{statistics.median(times):.2f}")
+    both = [a.took_s / b.took_s for a, b in zip(text, past, strict=True)]
     cells.append(f"{statistics.median(both):.2f} ({min(both):.2f} to {max(both):.2f})")
     print(*cells, flush=True)
     return cells

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from services.compute.sampling.noise import gumbel_noise, gumbel_noise_at
-from services.compute.step import Int64Array
+from services.compute.step import BoolArray, Int64Array
 
 DRAFT, ACCEPTANCE, RESIDUAL = (stream << 16 for stream in (1, 2, 3))
 """Added to the number of a choice, which is below 2^16: each has noise of its own."""
@@ -34,8 +35,8 @@ class Rejection:
         keys = ((slot, number) for slot in slots.tolist())
         self._log_q_V.update(zip(keys, log_q_RV, strict=True))
 
-    def knows(self, slots: Int64Array, numbers: Int64Array) -> list[bool]:
-        return [key in self._log_q_V for key in self._keys(slots, numbers)]
+    def knows(self, slots: Int64Array, numbers: Int64Array) -> BoolArray:
+        return np.array([key in self._log_q_V for key in self._keys(slots, numbers)], np.bool_)
 
     def take(self, slots: Int64Array, numbers: Int64Array) -> Tensor:
         """What drafts were drawn from, [R, V]; nothing is known afterwards."""

@@ -126,6 +126,7 @@ def test_the_demo_has_a_drafter_of_a_fifth_of_its_size() -> None:
 def test_by_rejection_a_model_that_drafts_for_itself_is_always_right_too(tmp_path: Path) -> None:
     folder = save_model(make_model("llama"), tmp_path)
     settings = drafting_with(folder, acceptance="rejection")
+    settings = settings.model_copy(update={"max_prefill_tokens": 8})  # some steps draw nothing
     first, again = (answers(load_on_cpu(folder, settings), settings) for _ in range(2))
     stats = first.scheduler.stats()
     assert stats.accepted_drafts_total == stats.drafts_total > 20
