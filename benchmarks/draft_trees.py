@@ -224,7 +224,7 @@ def main() -> None:
     report = Report(
         "draft_trees",
         "Trees of drafts, and how they are accepted",
-        "Target: none; whether a tree is worth building.",
+        "Target: none; a tree is worth building where it gives much more than a chain.",
     )
     report.text(f"{len(prompts)} held-out questions, each answered with noise of its own.")
     columns = ["the twin's drafts", "tokens", "first is right", "second", "third", "by rejection"]
