@@ -147,6 +147,9 @@ def _cores_beside(core: int) -> tuple[int, ...]:
 
 def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> SchedulerSettings:
     speculative = read_speculative(settings.speculative_config)
+    past_answers_bytes = 0
+    if speculative is not None and settings.prefix_cache:
+        past_answers_bytes = speculative.past_answers_bytes
     return SchedulerSettings(
         max_num_seqs=min(settings.max_num_seqs, spec.max_num_seqs),
         max_waiting=settings.max_waiting,
@@ -156,9 +159,7 @@ def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> Scheduler
         in_flight_steps=spec.steps_ahead(settings.in_flight_steps),
         num_groups=spec.num_stages,
         forced_drafts=not (speculative and speculative.is_synthetic),
-        past_answers_bytes=speculative.past_answers_bytes
-        if speculative and settings.prefix_cache
-        else 0,
+        past_answers_bytes=past_answers_bytes,
     )
 
 
