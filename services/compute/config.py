@@ -51,6 +51,13 @@ class ComputeSettings(Settings):
         le=MAX_RANKS,
         description="processes that the model is split over, each with a GPU of its own",
     )
+    prefill_context_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="processes that share the tokens of long prompts, each with the whole model, "
+        "on a GPU of its own",
+    )
     enable_expert_parallel: bool = Field(
         False,
         description="of a split mixture of experts each process has some experts as a whole, "
@@ -174,3 +181,8 @@ class ComputeSettings(Settings):
     sim_step_base_s: float = Field(0.005, description="a step of the device sim, at least")
     sim_step_per_row_s: float = Field(0.0, description="what each decode row adds to it")
     sim_step_per_token_s: float = Field(0.0, description="what each prompt token adds to it")
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that make each step together; on GPUs each has one."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size

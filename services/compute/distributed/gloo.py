@@ -73,6 +73,14 @@ class GlooRanks:
         parts = self._gather(widest)
         return torch.cat([part[..., :own] for part, own in zip(parts, widths, strict=True)], -1)
 
+    def below_one_another(self, x_TX: Tensor) -> Tensor:
+        return torch.cat(self._gather(x_TX.contiguous()))
+
+    def of_first(self, x: Tensor) -> Tensor:
+        first = x.clone()
+        self._group.broadcast(first, 0).wait()
+        return first
+
     def least(self, value: int) -> int:
         return min(int(each) for each in self._gather(torch.tensor(value)))
 

@@ -1,4 +1,4 @@
-"""The ranks of a model that is split over several processes, seen from one of them."""
+"""The ranks of a model that several processes compute together, seen from one of them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ class Ranks(Protocol):
         have parts of different widths."""
         ...
 
+    def below_one_another(self, x_TX: Tensor) -> Tensor:
+        """All ranks' x, in their order, as one tensor; each has as many rows."""
+        ...
+
+    def of_first(self, x: Tensor) -> Tensor:
+        """Rank 0's x."""
+        ...
+
     def least(self, value: int) -> int:
         """The smallest of all ranks' values."""
         ...
@@ -55,6 +63,12 @@ class Alone:
         pass
 
     def side_by_side(self, x: Tensor, width: int) -> Tensor:
+        return x
+
+    def below_one_another(self, x_TX: Tensor) -> Tensor:
+        return x_TX
+
+    def of_first(self, x: Tensor) -> Tensor:
         return x
 
     def least(self, value: int) -> int:

@@ -51,7 +51,11 @@ HEADER_INTS = 16
 """Places in the header; the first four are those of `StepInputs.counts`."""
 
 NUM_GIVEN_DRAFTS = 14
-"""The place of another count; the rest is the host's."""
+"""The place of another count; the rest is the host's, but for the last."""
+
+NUM_OWN = 15
+"""Where ranks share the tokens of a step: so many of them, the last ones, are this rank's own, and
+every other rank has as many others (`distributed.context`). 0: all have the same."""
 
 GROUP_SHIFT = NUMBER_SHIFT = 24
 """Slots are below 2^24; groups, and the numbers of draft rows, below 2^7."""

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.compute.distributed.context import ALL_HERE, StepTokens
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import Gathered, Int64Array, PageLayers
 from services.compute.layers.paged_cache import PagedCache
@@ -64,7 +65,6 @@ class AttentionWork:
     positions_T: Tensor
     pages_T: Int64Array  # where keys and values go
     offsets_T: Int64Array  # in these
-    clear_pages: Int64Array  # pages first written in this step and not filled
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[PrefillRow, ...]
 
@@ -90,14 +90,11 @@ def plan_attention(
     row_of_token = np.repeat(np.arange(len(q_len)), q_len)
     first_token = np.cumsum(q_len) - q_len
     positions = np.arange(len(row_of_token)) - (first_token - q_start)[row_of_token]
-    last_page = (ends - 1) // page_tokens
-    fresh = (q_start <= last_page * page_tokens) & (ends % page_tokens != 0)
     return AttentionWork(
         span=span,
         positions_T=torch.from_numpy(positions),
         pages_T=tables[row_of_token, positions // page_tokens],
         offsets_T=positions % page_tokens,
-        clear_pages=tables[np.nonzero(fresh)[0], last_page[fresh]],
         decode=_decode_groups(
             ends[:num_decode_rows], first_seen[:num_decode_rows], tables, geometry
         ),
@@ -112,6 +109,14 @@ def plan_attention(
             for row in range(num_decode_rows, len(q_len))
         ),
     )
+
+
+def pages_begun(pages_T: Int64Array, offsets_T: Int64Array, page_tokens: int) -> Int64Array:
+    """Pages of which these places are the first and not the last."""
+    begun: Int64Array = pages_T[offsets_T == 0]
+    if len(begun):
+        begun = begun[~np.isin(begun, pages_T[offsets_T == page_tokens - 1])]
+    return begun
 
 
 def _decode_groups(
@@ -218,15 +223,18 @@ class EagerAttention:
         cache: PagedCache,
         works: tuple[AttentionWork, ...],
         layers: tuple[PageLayers, ...],
+        tokens: StepTokens = ALL_HERE,
     ) -> None:
         """`works` and `layers` are those of the cache's groups."""
+        self._tokens = tokens
         self._places = cache.layout.places
         self._form = next(iter(cache.formats.values()))  # what all have in common
         self.positions_T = works[0].positions_T
+        places = [self._places_written(work) for work in works]
         self._works = [
             _Work(
                 layers=its_layers,
-                slots=its_layers.slots(work.pages_T, work.offsets_T),
+                slots=its_layers.slots(pages_T, offsets_T),
                 decode=tuple(
                     self._decode_group(group, its_layers.index(group.pages_Bn))
                     for group in work.decode
@@ -236,10 +244,10 @@ class EagerAttention:
                     for row in work.prefill
                 ),
             )
-            for work, its_layers in zip(works, layers, strict=True)
+            for work, its_layers, (pages_T, offsets_T) in zip(works, layers, places, strict=True)
         ]
-        for work in works:
-            cache.clear(work.clear_pages.tolist())
+        for written in places:
+            cache.clear(pages_begun(*written, self._form.page_tokens).tolist())
 
     def attend(
         self,
@@ -257,7 +265,7 @@ class EagerAttention:
         softmax = _Softmax(softcap, sinks_H)
         group, number = self._places[layer]
         work = self._works[group]
-        work.layers.write(number, work.slots, kv_T2KD)
+        work.layers.write(number, work.slots, self._tokens.completed(kv_T2KD))
         if len(work.decode) == 1 and not work.prefill:  # so that a single token is copied no more
             rows = work.decode[0]
             gathered = work.layers.gather(number, rows.index, len(q_THD))
@@ -317,6 +325,12 @@ class EagerAttention:
             mixed = torch.bmm(weights.view(heads, -1, seen), values[0])
             mixed = mixed.view(-1, queries, self._form.value_dim)
             out_THD[block.start : block.end] = mixed.transpose(0, 1)
+
+    def _places_written(self, work: AttentionWork) -> tuple[Int64Array, Int64Array]:
+        """Pages and places in them, of all tokens that are stored."""
+        own_2T = torch.from_numpy(np.stack((work.pages_T, work.offsets_T)))
+        pages_T, offsets_T = self._tokens.completed(own_2T.T).T.numpy()
+        return pages_T, offsets_T
 
     def _decode_group(self, group: DecodeGroup, index: Tensor) -> _Decode:
         num_rows, first = len(group.rows), int(group.rows[0])

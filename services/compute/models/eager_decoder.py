@@ -21,10 +21,17 @@ class EagerDecoder:
     """Runs a decoder, one operation after the other."""
 
     def __init__(
-        self, decoder: Decoder[LinearMap], max_positions: int, ranks: Ranks = ALONE
+        self,
+        decoder: Decoder[LinearMap],
+        max_positions: int,
+        ranks: Ranks = ALONE,
+        context: Ranks = ALONE,
     ) -> None:
+        """A part of the model is on each of the `ranks`; or, of those of the `context`, all of it,
+        and they may share a step's tokens."""
         self._decoder = decoder
         self._ranks = ranks
+        self._context = context
         self._tables = RopeTables(decoder.mixers, max_positions, decoder.dtype)
 
     def forward(
@@ -51,9 +58,10 @@ class EagerDecoder:
         return normalised(self._decoder.norm, x_SE)
 
     def logits(self, x_SE: Tensor) -> Tensor:
-        """Float32 logits [S, V] of these hidden states."""
+        """Float32 logits [S, V] of these hidden states; or of rank 0's, where other ranks may have
+        others in the last bits."""
         decoder = self._decoder
-        logits_SV = decoder.head(self.normed(x_SE)).float()
+        logits_SV = decoder.head(self._context.of_first(self.normed(x_SE))).float()
         logits_SV = self._ranks.side_by_side(logits_SV, decoder.shape.vocab_size)
         if decoder.logit_scale != 1.0:
             logits_SV.mul_(decoder.logit_scale)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
+from services.compute.distributed.context import ALL_HERE, DealtTokens
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.distributed.stages import ONE_STAGE, WAIT_MS, Stages
 from services.compute.expert_counters import ExpertCounters, HostCounters
@@ -28,6 +29,7 @@ from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.step_buffers import (
     GROUP_SHIFT,
     NUM_DECODE_ROWS,
+    NUM_OWN,
     NUM_ROWS,
 )
 from services.compute.kv.transfer import Direction, PagePairs
@@ -116,6 +118,7 @@ class EagerExecutor:
         settings, shape, pooling = loader.settings, loader.config.shape, loader.pooling
         self._model = model
         self._ranks, self._stages, self._shard = loader.ranks, loader.stages, loader.shard
+        self._context = loader.context
         self._cache = loader.cache(limits.num_pages, limits.num_host_pages)
         self._layers = layers_of(self._cache)
         self._geometry = Geometry(
@@ -205,7 +208,9 @@ class EagerExecutor:
             plan_attention(q_start, q_len, tables, num_decodes, self._geometry, span)
             for tables, span in zip(tables_GRL, self._spans, strict=True)
         )
-        attention = EagerAttention(self._cache, works, self._layers)
+        num_own = step.header[NUM_OWN]
+        tokens = DealtTokens(self._context, num_own) if num_own else ALL_HERE
+        attention = EagerAttention(self._cache, works, self._layers, tokens)
         before_TE = (
             None if self._shard.is_first else (yield from self._received(len(rows.tokens_T)))
         )
@@ -305,6 +310,7 @@ class EagerExecutor:
 
     def close(self) -> None:
         self._ranks.close()
+        self._context.close()
         self._stages.close()
 
     def _apply(self, step: StepUpload) -> None:
@@ -334,10 +340,11 @@ def load_eager(
     if settings.enable_eplb:
         raise ConfigError("compute.enable_eplb: experts are exchanged on GPUs only; leave it out.")
     shape, num_processes = loader.config.shape, ranks.size * stages.num_here
+    split, context = loader.ranks, loader.context
     torch.set_num_threads(choose_threads(settings, shape, loader.dtype, num_processes))
     keep_freed_memory(False)
     make_linear = CpuLinears(loader.dtype, has_room_for_dense(shape))
-    model = EagerDecoder(loader.decoder(make_linear), loader.max_positions, ranks)
+    model = EagerDecoder(loader.decoder(make_linear), loader.max_positions, split, context)
     make_drafter = load_drafter(loader)
     keep_freed_memory(True)
     limits = loader.limits(lambda: cpu_room_bytes(num_processes))

@@ -59,7 +59,7 @@ def follow(executor: Executor, start: FollowerStart) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection would hold up all ranks
-    num_followers = start.settings.tensor_parallel_size - 1
+    num_followers = start.settings.num_ranks - 1
     memory = RingMemory(start.ring_fd, num_followers, start.ring_ints)
     nap_for_s = NAP_FOR_S if executor.spec().overlaps else 0.0
     ring, calls = RingReader(memory, start.rank - 1, STDIN, nap_for_s), RepeatedCalls(executor)

@@ -127,13 +127,13 @@ class FollowerGroup:
         self._overlaps = False
         self._num_done = 0  # of the frames, by this rank itself
         self._store_fd = shared_memory("slipstream-ranks", 0)
-        self._memory = RingMemory.create(settings.tensor_parallel_size - 1)
+        self._memory = RingMemory.create(settings.num_ranks - 1)
         self._ring = RingWriter(self._memory, lambda reader: self._followers[reader].send(b"!"))
         self._selector = selectors.DefaultSelector()
         self._followers: list[_Follower] = []
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         try:
-            for rank in range(1, settings.tensor_parallel_size):
+            for rank in range(1, settings.num_ranks):
                 self._start(rank, folder, settings)
         except BaseException:
             self.close()

@@ -87,6 +87,7 @@ class ModelLoader:
     placement: ExpertPlacement | None = None  # of whole experts
     stages: Stages = ONE_STAGE
     drafter: ModelLoader | None = None  # of a model that drafts for this one
+    context: Ranks = ALONE  # that have all of the model, as this one
 
     @staticmethod
     def read(
@@ -97,6 +98,9 @@ class ModelLoader:
         stages: Stages = ONE_STAGE,
     ) -> ModelLoader:
         """Read all of a Hugging Face folder but its weights."""
+        context = ALONE
+        if settings.prefill_context_parallel_size > 1:
+            ranks, context = ALONE, ranks
         raw = read_model_config(folder)
         config, pooling = read_config(raw), model_pooling(folder, raw)
         dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
@@ -104,7 +108,7 @@ class ModelLoader:
         placement = expert_placement(settings, config.shape.experts, ranks)
         about = config, pooling, dtype, quantization
         loader = ModelLoader(folder, settings, device, *about, ranks, placement, stages)
-        return replace(loader, drafter=loader._read_drafter())
+        return replace(loader, drafter=loader._read_drafter(), context=context)
 
     def _read_drafter(self) -> ModelLoader | None:
         """The model of the settings that drafts; ConfigError for one of another vocabulary."""
@@ -288,7 +292,7 @@ class ModelLoader:
         )
 
     def _least(self, value: int) -> int:
-        return self.stages.least(self.ranks.least(value))
+        return self.stages.least(self.context.least(self.ranks.least(value)))
 
     def _num_pages(self, room_bytes: Callable[[], int]) -> int:
         settings, num_groups = self.settings, len(self.groups)

@@ -40,6 +40,9 @@ NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Ranks write to one another; not every host whose GPUs are linked allows one write to all."""
 
 
+TENSOR, CONTEXT = "tensor_parallel_size", "prefill_context_parallel_size"
+
+
 def load_runner(folder: Path, settings: ComputeSettings, links: LinkSettings = NO_LINKS) -> Runner:
     """Load the model in a folder onto the device that the settings name; `links` are those to its
     stages on other hosts.
@@ -59,7 +62,7 @@ def load_runner(folder: Path, settings: ComputeSettings, links: LinkSettings = N
                 "compute.speculative_config: the device sim has no text to guess from; leave "
                 "it out."
             )
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        for name in (TENSOR, "pipeline_parallel_size", CONTEXT):
             if getattr(settings, name) > 1:
                 raise ConfigError(
                     f"compute.{name}: the device sim has no model to split; leave it out."
@@ -81,7 +84,8 @@ def load_whole(folder: Path, settings: ComputeSettings, links: LinkSettings = NO
     check_drafter(settings)
     if settings.pipeline_parallel_size > 1:
         return _load_stages(folder, settings, links)
-    if settings.tensor_parallel_size > 1:
+    if settings.num_ranks > 1:
+        check_ranks(settings)
         return _load_ranks(folder, settings)
     return load_executor(folder, settings)
 
@@ -123,12 +127,21 @@ def _load_stages(folder: Path, settings: ComputeSettings, links: LinkSettings) -
     return PipelineExecutor(executor, group)
 
 
+def check_ranks(settings: ComputeSettings) -> None:
+    """Raise ConfigError for what ranks cannot be had together with."""
+    if settings.tensor_parallel_size > 1 and settings.prefill_context_parallel_size > 1:
+        raise ConfigError(
+            f"compute.{CONTEXT}: ranks that share the tokens of prompts cannot have parts of the "
+            f"model as well yet; leave compute.{TENSOR} out."
+        )
+
+
 def check_stages(settings: ComputeSettings) -> None:
     """Raise ConfigError for what stages cannot be had together with."""
-    if settings.tensor_parallel_size > 1:
+    if settings.num_ranks > 1:
         raise ConfigError(
             "compute.pipeline_parallel_size: stages cannot be split over ranks as well yet; leave "
-            "compute.tensor_parallel_size out."
+            f"compute.{_ranks_name(settings)} out."
         )
     if settings.record_dir:
         raise ConfigError("compute.record_dir: steps in stages are not recorded yet; leave it out.")
@@ -160,10 +173,10 @@ def check_drafter(settings: ComputeSettings) -> None:
             "compute.speculative_config: the acceptance rejection is there to be compared on the "
             "CPU; leave it out."
         )
-    if settings.tensor_parallel_size > 1:
+    if settings.num_ranks > 1:
         raise ConfigError(
-            "compute.speculative_config: a draft model cannot draft for one that is split over "
-            "ranks yet; leave compute.tensor_parallel_size out, or take the method ngram."
+            "compute.speculative_config: a draft model cannot draft for one that several ranks "
+            f"compute yet; leave compute.{_ranks_name(settings)} out, or take the method ngram."
         )
 
 
@@ -183,31 +196,43 @@ def join(settings: ComputeSettings, rank: int, store: str) -> Ranks:
     """Meet the other ranks through a file that all of them can open."""
     from services.compute.distributed.gloo import GlooRanks
 
-    size = settings.tensor_parallel_size
+    size, name = settings.num_ranks, _ranks_name(settings)
     if _takes_cuda(settings):
         import torch
 
-        _check_devices("tensor_parallel_size", size)
+        _check_devices(name, size)
         if size & (size - 1):  # ranks that meet are a block of a kernel
-            raise ConfigError(
-                f"compute.tensor_parallel_size is {size}; on GPUs it has to be a power of two."
-            )
+            raise ConfigError(f"compute.{name} is {size}; on GPUs it has to be a power of two.")
         torch.cuda.set_device(rank)
     return GlooRanks(rank, size, store)
+
+
+def _ranks_name(settings: ComputeSettings) -> str:
+    """The setting that says how many ranks there are."""
+    return TENSOR if settings.tensor_parallel_size > 1 else CONTEXT
 
 
 def load_executor(folder: Path, settings: ComputeSettings, ranks: Ranks | None = None) -> Executor:
     """Load the model, or a rank's part of it, onto the CPU or a GPU."""
     from services.compute.distributed.ranks import ALONE
 
+    executor = _load_onto_device(folder, settings, ranks or ALONE)
+    if ranks is None or settings.prefill_context_parallel_size == 1:
+        return executor
+    from services.compute.runner.context_executor import ContextExecutor
+
+    return ContextExecutor(executor, ranks.rank, ranks.size)
+
+
+def _load_onto_device(folder: Path, settings: ComputeSettings, ranks: Ranks) -> Executor:
     if _takes_cuda(settings):
         check_toolchain()  # before minutes go into loading
         from services.compute.runner.cuda.load import load_cuda
 
-        return load_cuda(folder, settings, ranks or ALONE)
+        return load_cuda(folder, settings, ranks)
     from services.compute.runner.eager import load_eager
 
-    return load_eager(folder, settings, ranks or ALONE)
+    return load_eager(folder, settings, ranks)
 
 
 def _takes_cuda(settings: ComputeSettings) -> bool:

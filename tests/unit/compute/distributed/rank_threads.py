@@ -16,9 +16,10 @@ from services.compute.distributed.ranks import Ranks
 from services.compute.expert_counters import ExpertCounters
 from services.compute.kernels.tree_sum import tree_sum
 from services.compute.kv.transfer import Direction, PagePairs
-from services.compute.runner.eager import EagerExecutor, EagerTicket, load_eager
-from services.compute.runner.executor import UploadKind
+from services.compute.runner.eager import EagerTicket
+from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.registry import load_executor
 from services.compute.step import Int32Array, StepResult
 
 PATIENCE_S = 60.0
@@ -69,6 +70,12 @@ class ThreadRanks:
         assert whole.shape[-1] == width
         return whole
 
+    def below_one_another(self, x_TX: Tensor) -> Tensor:
+        return torch.cat(self.exchange(x_TX.clone()))
+
+    def of_first(self, x: Tensor) -> Tensor:
+        return self.exchange(x.clone())[0].clone()
+
     def least(self, value: int) -> int:
         return min(self._meeting.exchange(self.rank, value))
 
@@ -97,9 +104,9 @@ class RankThreads:
         self._threads = [ThreadPoolExecutor(1) for _ in range(size)]
         self._told: list[Future[Any]] = []
 
-        def load(rank: int) -> EagerExecutor:
+        def load(rank: int) -> Executor:
             ranks: Ranks = ThreadRanks(rank, self._meeting)
-            return load_eager(folder, settings, ranks)
+            return load_executor(folder, settings, ranks)
 
         loads = [self._start(rank, load, rank) for rank in range(size)]
         self.executors = [each.result() for each in loads]
@@ -119,7 +126,7 @@ class RankThreads:
         self._leader.enter(num_ints)
 
     def forward(self, num_ints: int) -> Any:
-        def forward(rank: int, each: EagerExecutor) -> None:
+        def forward(rank: int, each: Executor) -> None:
             self._tickets[rank] = each.forward(num_ints)
             while not each.go_on(self._tickets[rank]):
                 pass
@@ -131,7 +138,7 @@ class RankThreads:
         return self._leader.go_on(ticket)
 
     def sample(self, ticket: Any, num_ints: int) -> Any:
-        def sample(rank: int, each: EagerExecutor) -> None:
+        def sample(rank: int, each: Executor) -> None:
             self._keep(rank, each.sample(self._tickets[rank], num_ints))
 
         self._send(UploadKind.MASKS, num_ints, sample)
@@ -161,12 +168,10 @@ class RankThreads:
         for thread in self._threads:
             thread.shutdown()
 
-    def _send(
-        self, kind: UploadKind, num_ints: int, use: Callable[[int, EagerExecutor], None]
-    ) -> None:
+    def _send(self, kind: UploadKind, num_ints: int, use: Callable[[int, Executor], None]) -> None:
         upload = self._leader.buffer(kind)[:num_ints].copy()
 
-        def take(rank: int, each: EagerExecutor) -> None:
+        def take(rank: int, each: Executor) -> None:
             each.buffer(kind)[:num_ints] = upload
             use(rank, each)
 

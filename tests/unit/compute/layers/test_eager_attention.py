@@ -19,6 +19,7 @@ from services.compute.layers.eager_attention import (
     AttentionWork,
     EagerAttention,
     Geometry,
+    pages_begun,
     plan_attention,
 )
 from services.compute.layers.page_layers import layers_of
@@ -211,7 +212,7 @@ def test_pages_that_are_filled_in_part_are_cleared_once(window: int) -> None:
     work = plan_attention(starts, counts, tables, 0, GEOMETRY, span_of(window))
     # row 0 leaves page 1 half empty; row 1 fills its page; row 2 goes on in one that was begun;
     # row 3 fills its page 1 and begins page 2
-    assert work.clear_pages.tolist() == [1, 32]
+    assert pages_begun(work.pages_T, work.offsets_T, PAGE_TOKENS).tolist() == [1, 32]
 
 
 def test_a_chunk_reads_from_the_first_page_that_its_first_query_sees() -> None:

@@ -28,7 +28,7 @@ def work(frames: Iterator[bytes], leader: FrameWriter) -> int:
         leader.write(pack_frame(["broken", BROKEN]))
         return 78
     leader.write(pack_frame(["ready", [0, 0, 0, 0, start.settings.max_num_seqs, 0]]))
-    memory = RingMemory(start.ring_fd, start.settings.tensor_parallel_size - 1, start.ring_ints)
+    memory = RingMemory(start.ring_fd, start.settings.num_ranks - 1, start.ring_ints)
     ring = RingReader(memory, start.rank - 1, sys.stdin.fileno())
     try:
         while True:
