@@ -20,15 +20,15 @@ import torch
 
 from common.child_main import die_with_parent
 from common.config import LinkSettings
+from services.compute.distributed import context
 from services.compute.distributed.gloo import GlooRanks
 from services.compute.distributed.ranks import Ranks
 from services.compute.distributed.shard import Shard
 from services.compute.kernels.tree_sum import tree_sum
 from services.compute.models import weights
-from services.compute.runner.eager import load_eager
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.pipeline import PipelineExecutor
-from services.compute.runner.registry import load_stage
+from services.compute.runner.registry import load_executor, load_stage
 from services.compute.runner.stage_group import StageGroup
 from services.compute.runner.stage_process import wait_at
 from tests.unit.compute.distributed.served import (
@@ -61,15 +61,22 @@ def parts_stand_side_by_side(ranks: Ranks, width: int) -> bool:
 
 
 def be_rank(rank: int, size: int, store: str, folder: Path) -> dict[str, object]:
-    """With a part of every expert, then with some experts as a whole."""
+    """With a part of every expert, with some experts as a whole, and with all of the model and a
+    share of the prompts, in chunks."""
     ranks = GlooRanks(rank, size, store)
     heard: dict[str, object] = {
         "sums": sums_are_a_tree(ranks),
         "parts": parts_stand_side_by_side(ranks, 199),
         "least": ranks.least(5 + rank),
     }
-    for name, settings in (("tokens", DUMMY), ("tokens of whole experts", SPREAD)):
-        heard[name] = tokens_of(PackingRunner(load_eager(folder, settings, ranks)), settings)
+    shared = {"prefill_context_parallel_size": size, "max_prefill_tokens": 24}
+    for name, settings in (
+        ("tokens", DUMMY),
+        ("tokens of whole experts", SPREAD),
+        ("tokens of shared prompts", DUMMY.model_copy(update=shared)),
+    ):
+        runner = PackingRunner(load_executor(folder, settings, ranks))
+        heard[name] = tokens_of(runner, settings)
     ranks.close()
     return heard
 
@@ -118,6 +125,7 @@ def all_succeed(runs: Iterable[Callable[[], dict[str, object]]]) -> bool:
 
 def main(folder: Path) -> int:
     weights.SCALE, weights.DummyWeights.take = HEARD_SCALE, take_by_name  # type: ignore[method-assign]
+    context.MIN_STRIPE = 1
     for size in SIZES:
         with tempfile.TemporaryDirectory() as meeting:
             store, inboxes = f"{meeting}/store", inboxes_of(size)
