@@ -227,8 +227,8 @@ class Bench:
             self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
         )
         experts = ExpertProduct(product, Choices(), inputs.counts, invariant=False, pdl=variant.pdl)
-        multiply = DeviceProducts({Linear: product}, experts)
-        decoder = KernelDecoder(self.decoder, inputs, multiply, MAX_POSITIONS, variant.pdl)
+        multiply = DeviceProducts({Linear: product}, experts, variant.pdl)
+        decoder = KernelDecoder(self.decoder, inputs, multiply, MAX_POSITIONS)
         caches = [
             LayerCache(
                 self.cache.layer_pages(layer),

@@ -11,15 +11,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.add_norm import add_norm, add_norm_reference
 from services.compute.kernels.combine_experts import WeightedRows
 from services.compute.kernels.rank_rows import (
-    MAX_PROGRAMS,
-    RankMemory,
-    RankRows,
     add_up,
     rank_sum_reference,
     share_best,
@@ -27,35 +23,10 @@ from services.compute.kernels.rank_rows import (
 )
 from services.compute.kernels.sample import SampleScratch, VocabularyPart, sample_tokens
 from services.compute.layers.weighted_layers import Norm
+from tests.kernels.rank_memory import EARLY, Ranks, random
 from tests.kernels.sampling_step import make_step, random_logits
 
-EARLY = 1 << 20
 ONE_OF = [(rank, size) for size in (2, 4) for rank in range(size)]
-
-
-class Ranks:
-    """The memory of ranks that are all in this process."""
-
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
-        self.device = device
-        self.pads = [torch.zeros(MAX_PROGRAMS, size, dtype=torch.int32) for _ in range(size)]
-        self.pads = [pads_PR.to(device) for pads_PR in self.pads]
-        self.pads[rank].fill_(EARLY)
-        meetings_P = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
-        self.memory = RankMemory(rank, self.addresses(self.pads), meetings_P)
-
-    def addresses(self, parts: list[Tensor]) -> Tensor:
-        return torch.tensor([part.data_ptr() for part in parts], device=self.device)
-
-    def rows(self, parts: list[Tensor]) -> RankRows:
-        return RankRows(parts[self.memory.rank], self.addresses(parts), self.memory)
-
-    def random(self, *shape: int) -> list[Tensor]:
-        return [random(shape, rank).to(self.device) for rank in range(len(self.pads))]
-
-
-def random(shape: tuple[int, ...], seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(("rank", "size"), ONE_OF)
@@ -102,7 +73,7 @@ def test_each_rank_writes_its_share_of_the_sums_to_all(
     assert ranks.memory.meetings_P[0] == 2
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (3000, 2500, 100, 7)])
+@pytest.mark.parametrize("widths", [(64, 64), (3000, 2500, 100, 7), (70, 0)])
 def test_parts_of_any_width_come_side_by_side(
     widths: tuple[int, ...], device: torch.device
 ) -> None:

@@ -55,7 +55,7 @@ def deal_chunk(length: int, keeps_last: bool, rank: int, size: int) -> Deal | No
     )
 
 
-class StepTokens(Protocol):
+class StoredTokens(Protocol):
     """Whose tokens of a step are stored."""
 
     def completed(self, x_TX: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -79,3 +79,13 @@ class Alone:
 
 
 ALONE = Alone()
+
+
+class RankGroups(NamedTuple):
+    """The ranks of a model by what each has of it; of one of the two this is the only one."""
+
+    split: Ranks  # a part
+    context: Ranks  # all, and they may share a step's tokens
+
+
+NO_GROUPS = RankGroups(ALONE, ALONE)

@@ -50,8 +50,9 @@ class SymmetricBlock:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
-                "compute.tensor_parallel_size: the GPUs cannot read one another's memory, which "
-                f"takes NVLink or PCIe between them on one host ({reason}); take 1."
+                "compute.tensor_parallel_size, compute.prefill_context_parallel_size: the GPUs "
+                "cannot read one another's memory, which takes NVLink or PCIe between them on one "
+                f"host ({reason}); take 1."
             ) from error
         self._handle = handle
         self._addresses: list[int] = list(handle.buffer_ptrs)

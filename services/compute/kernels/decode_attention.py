@@ -258,7 +258,7 @@ def decode_attention(
     With pdl the plan and the page table are read above the wait: the launch before must be that of
     rotate_and_store, which lets this one start when all before it has ended.
     """
-    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, kv_scales, sinks_H = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, kv_scales, sinks_H, _ = call
     assert work.span in (FULL, span), "planned for another span"
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads

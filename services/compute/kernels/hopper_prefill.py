@@ -342,7 +342,7 @@ def hopper_attention(
     call: AttentionCall, inputs: StepInputs, work: PrefillWork, num_tokens: int
 ) -> None:
     """What prefill_attention does, for calls of which `serves` is true."""
-    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, _, sinks_H = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, _, sinks_H, _ = call
     num_pages, _, num_kv_heads, page_tokens, width = kv_pages.shape
     page_rows = page_stride(kv_pages) // width
     num_rows = (num_pages - 1) * page_rows + 2 * num_kv_heads * page_tokens

@@ -309,7 +309,7 @@ def prefill_attention(
     """Attention of every planned query. `num_tokens` is the bucket; `tiling` is there to measure
     others than the chosen one. Pages wholly before the span are not read, nor is where they are.
     """
-    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, kv_scales, sinks_H = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, kv_scales, sinks_H, _ = call
     _, num_heads, width = q_THD.shape
     _, _, num_kv_heads, page_tokens, _ = kv_pages.shape
     assert num_heads == num_kv_heads * work.group
@@ -373,7 +373,7 @@ def attend_reference(
     call: AttentionCall, pages_L: Tensor, token: int, position: int, q_len: int
 ) -> None:
     """Attention of the queries from `token` on, which stand at `position` and after it."""
-    q_THD, kv_pages, _, out_THD, scale, span, softcap, kv_scales, sinks_H = call
+    q_THD, kv_pages, _, out_THD, scale, span, softcap, kv_scales, sinks_H, _ = call
     group, page_tokens = q_THD.shape[1] // kv_pages.shape[2], kv_pages.shape[3]
     end = position + q_len
     begin = span.first_position(position)  # what is older may be gone

@@ -152,10 +152,11 @@ def _side_by_side_kernel(
 ):  # fmt: skip
     meet(memory, tl.program_id(0), RANKS)
     for rank in tl.static_range(RANKS):
-        _copy_part(
-            tl.load(parts_ptr + rank), out_ptr, num_rows,
-            BEGINS[rank], BEGINS[rank + 1] - BEGINS[rank], BEGINS[RANKS], BLOCK,
-        )  # fmt: skip
+        if BEGINS[rank] < BEGINS[rank + 1]:
+            _copy_part(
+                tl.load(parts_ptr + rank), out_ptr, num_rows,
+                BEGINS[rank], BEGINS[rank + 1] - BEGINS[rank], BEGINS[RANKS], BLOCK,
+            )  # fmt: skip
     meet(memory, tl.program_id(0), RANKS)
 
 
@@ -164,7 +165,8 @@ def side_by_side(
 ) -> None:
     """All ranks' contiguous parts next to one another, in `out`.
 
-    `parts_R` (int64) are their addresses; rank r's are columns begins[r] to begins[r + 1] of `out`.
+    `parts_R` (int64) are their addresses; rank r's are columns begins[r] to begins[r + 1] of `out`,
+    which may be none.
     """
     num_rows, width = out_SV.shape
     assert begins[-1] == width and out_SV.is_contiguous()

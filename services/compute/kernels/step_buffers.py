@@ -114,24 +114,31 @@ class StepInputs(NamedTuple):
 
     @staticmethod
     def make(
-        max_tokens: int, max_rows: int, device: torch.device, num_groups: int = 1
+        max_tokens: int,
+        max_rows: int,
+        device: torch.device,
+        num_groups: int = 1,
+        more_rows: int = 0,
     ) -> StepInputs:
+        """More rows than `max_rows` are not sampled."""
+
         def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        num_rows = max_rows + more_rows
         return StepInputs(
             counts=ints(NUM_COUNTS),
             tokens_T=ints(max_tokens),
             positions_T=ints(max_tokens),
             kv_slots_GT=ints(num_groups, max_tokens, dtype=torch.int64).fill_(-1),
-            row_slot_R=ints(max_rows),
-            q_start_R=ints(max_rows),
-            q_len_R=ints(max_rows),
-            token_start_R=ints(max_rows),
+            row_slot_R=ints(num_rows),
+            q_start_R=ints(num_rows),
+            q_len_R=ints(num_rows),
+            token_start_R=ints(num_rows),
             sample_token_S=ints(max_rows),
             sample_slot_S=ints(max_rows).fill_(NO_SLOT),
             sample_index_S=ints(max_rows),
-            row_number_R=ints(max_rows),
+            row_number_R=ints(num_rows),
         )
 
 
@@ -195,3 +202,4 @@ class AttentionCall(NamedTuple):
     softcap: float = 0.0  # a score s becomes softcap * tanh(s / softcap) (Gemma 2); 0: it stays
     kv_scales: Tensor | None = None  # bfloat16 [Y, 2, K, P], of quantized pages
     sinks_H: Tensor | None = None  # float32, a logit in every softmax that has no value (gpt-oss)
+    kv_slots_T: Tensor | None = None  # int64, where the step's keys and values have been stored

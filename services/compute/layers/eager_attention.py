@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.compute.distributed.context import ALL_HERE, StepTokens
+from services.compute.distributed.context import ALL_HERE, StoredTokens
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import Gathered, Int64Array, PageLayers
 from services.compute.layers.paged_cache import PagedCache
@@ -223,7 +223,7 @@ class EagerAttention:
         cache: PagedCache,
         works: tuple[AttentionWork, ...],
         layers: tuple[PageLayers, ...],
-        tokens: StepTokens = ALL_HERE,
+        tokens: StoredTokens = ALL_HERE,
     ) -> None:
         """`works` and `layers` are those of the cache's groups."""
         self._tokens = tokens
@@ -328,9 +328,9 @@ class EagerAttention:
 
     def _places_written(self, work: AttentionWork) -> tuple[Int64Array, Int64Array]:
         """Pages and places in them, of all tokens that are stored."""
-        own_2T = torch.from_numpy(np.stack((work.pages_T, work.offsets_T)))
-        pages_T, offsets_T = self._tokens.completed(own_2T.T).T.numpy()
-        return pages_T, offsets_T
+        completed = self._tokens.completed
+        pages_T, offsets_T = map(torch.from_numpy, (work.pages_T, work.offsets_T))
+        return completed(pages_T).numpy(), completed(offsets_T).numpy()
 
     def _decode_group(self, group: DecodeGroup, index: Tensor) -> _Decode:
         num_rows, first = len(group.rows), int(group.rows[0])

@@ -84,6 +84,7 @@ def attend_latent(
         mixed_THR,
         attention.scale,
         kv_scales=step.pages.scales,
+        kv_slots_T=step.kv_slots_T,
     )
     step.attention.attend(call)
     out_TC = step.take(heads * attention.value_up_HVR.shape[1])

@@ -209,6 +209,7 @@ class KernelStep:
             attention.softcap,
             cache.pages.scales,
             attention.sinks_H,
+            cache.kv_slots_T,
         )
         self._attention.attend(call)
         return mixed_TC

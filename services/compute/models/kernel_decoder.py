@@ -21,6 +21,7 @@ from services.compute.kernels.sample import VocabularyPart
 from services.compute.kernels.scale_logits import scale_logits
 from services.compute.kernels.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.kernel_context import ONE_CONTEXT, KernelContext
 from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_ranks import RankSizes, kernel_ranks
 from services.compute.layers.kernel_step import (
@@ -41,6 +42,7 @@ class DeviceProducts(NamedTuple):
 
     maps: Products
     experts: ExpertProduct
+    pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
 
 
 class KernelDecoder:
@@ -52,10 +54,11 @@ class KernelDecoder:
         inputs: StepInputs,
         multiply: DeviceProducts,
         max_positions: int,
-        pdl: bool,
         ranks: Ranks = ALONE,
+        context: KernelContext = ONE_CONTEXT,
     ) -> None:
-        """With `pdl` kernels of ours begin while the one before them ends (dependent launch)."""
+        """The ranks have a part of the model each."""
+        self._context = context
         shape, device, dtype = decoder.shape, decoder.device, decoder.dtype
         max_tokens, max_samples = len(inputs.tokens_T), len(inputs.sample_token_S)
         ropes = {mixer.rope for mixer in decoder.mixers if mixer.rope is not None}
@@ -79,7 +82,7 @@ class KernelDecoder:
             experts=multiply.experts,
             ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},
             query_factors={each: each.at(positions_P) for each in temperatures if each is not None},
-            pdl=pdl,
+            pdl=multiply.pdl,
             norms_apart=ranks.size > 1 or decoder.layers[-1].last[0] is not None,
         )
         self._sampled_SE = torch.zeros(max_samples, shape.hidden_size, dtype=dtype, device=device)
@@ -136,6 +139,7 @@ class KernelDecoder:
         num_samples = len(index_S)
         sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
         self.normed_at(index_S, sampled_SE)
+        self._context.agree(sampled_SE)
         decoder, ranks = self._decoder, self._device.ranks
         product = self._device.products[type(decoder.head)]
         form = product.row_form(num_samples, decoder.head)

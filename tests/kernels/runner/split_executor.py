@@ -16,12 +16,21 @@ from torch import Tensor
 
 from services.compute.config import ComputeSettings
 from services.compute.expert_counters import ExpertCounters
+from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.sample import SampleScratch, VocabularyPart
-from services.compute.kernels.step_buffers import NUM_SAMPLES
+from services.compute.kernels.step_buffers import NUM_OWN, NUM_SAMPLES, NUM_TOKENS
+from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.kernel_context import (
+    ONE_CONTEXT,
+    ContextSizes,
+    KernelContext,
+    SharedAttention,
+)
 from services.compute.layers.kernel_ranks import KernelRanks, OneRank, RankSizes
+from services.compute.runner.context_executor import ContextExecutor
 from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.load import load_on
-from services.compute.runner.executor import UploadKind
+from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import Int32Array, StepResult
 from tests.kernels.host_stream import HostStream
@@ -97,6 +106,36 @@ class ThreadKernelRanks:
         logits_SV.copy_(self._ranks.side_by_side(part_SV, logits_SV.shape[1]))
 
 
+class ThreadContext:
+    """`KernelContext` of threads."""
+
+    def __init__(self, ranks: ThreadRanks, header: Tensor) -> None:
+        self._ranks = ranks
+        self._header = header
+
+    def shared(self, attention: KernelAttention) -> KernelAttention:
+        return SharedAttention(attention, self._exchange)
+
+    def agree(self, x_SE: Tensor) -> None:
+        x_SE.copy_(self._ranks.exchange(x_SE.clone())[0])
+
+    def _exchange(self, pages: LayerPages, kv_slots_T: Tensor) -> None:
+        last, num_own = self._header[[NUM_TOKENS, NUM_OWN]].tolist()
+        slots = kv_slots_T[last - num_own : last]
+        page_tokens = pages.entries.shape[3]
+        own = slots // page_tokens, slice(None), slice(None), slots % page_tokens
+        for part in pages:
+            if part is not None:
+                theirs = self._ranks.exchange((own, part[own].clone()))
+                for place, entries in theirs:
+                    part[place] = entries
+
+
+def thread_context(ranks: Any, sizes: ContextSizes, header: Tensor) -> KernelContext:
+    """In place of `kernel_context`, which has that of GPUs."""
+    return ONE_CONTEXT if ranks.size == 1 else ThreadContext(ranks, header)
+
+
 def thread_ranks(ranks: Any, sizes: RankSizes, delta_TE: Tensor) -> KernelRanks:
     """In place of `kernel_ranks`, which has those of GPUs."""
     return OneRank(delta_TE) if ranks.size == 1 else ThreadKernelRanks(ranks, sizes, delta_TE)
@@ -115,8 +154,12 @@ class SplitExecutor:
             ranks = ThreadRanks(rank, turns)
             return load_on(folder, settings, device, HostStream(), ranks)
 
-        self._ranks: list[CudaExecutor] = self._all(load)
-        self._machine = self._ranks[0]._machine
+        executors: list[CudaExecutor] = self._all(load)
+        self._machines = [each._machine for each in executors]
+        self._machine = self._machines[0]
+        self._ranks: list[Executor] = [*executors]
+        if settings.prefill_context_parallel_size > 1:
+            self._ranks = [ContextExecutor(each, n, size) for n, each in enumerate(executors)]
 
     def _all(self, call: Callable[[int], Any]) -> list[Any]:
         @torch.inference_mode()
@@ -156,14 +199,14 @@ class SplitExecutor:
         """Tokens are drawn from parts; logits are made once more, as a whole, to be looked at."""
         sampled = self._all(lambda rank: self._ranks[rank].sample(tickets[rank], num_ints))
         if num_samples := tickets[0].header[NUM_SAMPLES]:
-            self._all(lambda rank: self._ranks[rank]._machine._model.logits(num_samples))
+            self._all(lambda rank: self._machines[rank]._model.logits(num_samples))
         return sampled
 
     def result(self, tickets: list[Any]) -> StepResult:
         results = self._all(lambda rank: self._ranks[rank].result(tickets[rank]))
-        for rank, result in zip(self._ranks[1:], results[1:], strict=True):
+        for machine, result in zip(self._machines[1:], results[1:], strict=True):
             assert result.tokens.tolist() == results[0].tokens.tolist()
-            logits_SV = rank._machine._decoder.logits_SV
+            logits_SV = machine._decoder.logits_SV
             assert torch.equal(logits_SV, self._machine._decoder.logits_SV)
         return results[0]
 

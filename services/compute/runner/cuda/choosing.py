@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+import torch
+
 from common.telemetry.log import Progress
+from services.compute.distributed.ranks import Ranks
 from services.compute.kernels.choices import Asked, C, Key, Measured
 
 BUDGET_S = 60.0
@@ -92,3 +95,20 @@ def fastest(asked: Asked[C], meter: Meter) -> Measured[C]:
     if times_s[best] >= times_s[default] * (1 - MIN_GAIN):
         best = default
     return Measured(best, times_s[best] * 1e6, times_s[default] * 1e6)
+
+
+def chosen_by_first(
+    asked: Sequence[Asked[Any]], found: Mapping[Key, Measured[Any]], context: Ranks
+) -> dict[Key, Measured[Any]]:
+    """What rank 0 has found, so that all ranks that have the same model make the same logits of the
+    same hidden states; all have asked for the same."""
+    places = [
+        each.options.all.index(found[each.options.key].config) if each.options.key in found else -1
+        for each in asked
+    ]
+    chosen = context.of_first(torch.tensor(places)).tolist()
+    return {
+        each.options.key: Measured(each.options.all[place], 0.0, 0.0)
+        for each, place in zip(asked, chosen, strict=True)
+        if place >= 0
+    }

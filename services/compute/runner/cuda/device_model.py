@@ -32,6 +32,7 @@ from services.compute.layers.kernel_attention import (
     MixedAttention,
     PrefillAttention,
 )
+from services.compute.layers.kernel_context import ONE_CONTEXT, KernelContext
 from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout
@@ -78,13 +79,17 @@ class MachineSizes:
     layout: CacheLayout
     num_buffers: int  # on the host: for each step in flight, one being written, one being read
     drafts: DraftRule | None = None
+    more_rows: int = 0  # of steps of which ranks share the tokens
+    token_bytes: int = 0  # of a token's cache entries in one layer
 
 
 class StepTables(NamedTuple):
-    """What a model's passes read: a step's rows, and where pages of its first cache group are."""
+    """What a model's passes read: a step's rows, where pages of its first cache group are, and what
+    ranks have stored that share the tokens."""
 
     inputs: StepInputs
     page_table_NL: Tensor
+    context: KernelContext = ONE_CONTEXT
 
 
 class DeviceModel:
@@ -99,7 +104,7 @@ class DeviceModel:
         batch_invariant: bool,
         ranks: Ranks = ALONE,
     ) -> None:
-        self._inputs, self._page_table_NL = tables
+        self._inputs, self._page_table_NL, context = tables
         self._sizes = sizes
         device = decoder.device
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
@@ -112,11 +117,12 @@ class DeviceModel:
             pdl=pdl,
             num_segments=NUM_SEGMENTS // ranks.size,
         )
-        multiply = DeviceProducts(products, experts)
+        multiply = DeviceProducts(products, experts, pdl)
         self.decoder = KernelDecoder(
-            decoder, self._inputs, multiply, sizes.max_positions, pdl, ranks
+            decoder, self._inputs, multiply, sizes.max_positions, ranks, context
         )
-        self._attention = self._attentions(decoder, batch_invariant, pdl)
+        attention = self._attentions(decoder, batch_invariant, pdl)
+        self._attention = {**attention, "mixed": context.shared(attention["mixed"])}
 
     def forward(self, kind: Kind, num_tokens: int, caches: Sequence[LayerCache]) -> None:
         """Launch the pass over rows of this kind, which leaves hidden states in the decoder."""
@@ -140,7 +146,7 @@ class DeviceModel:
             tiles, programs = head_tiles(num_heads), programs_at_once(num_heads)
         group = num_heads // tiles
         decode = DecodeWork.make(
-            *(sizes.max_rows, tiles, group, width),
+            *(len(self._inputs.row_slot_R), tiles, group, width),
             device=device,
             extra_programs=programs,
             one_wave=shape.latent is not None,
@@ -148,7 +154,7 @@ class DeviceModel:
         tables = AttentionTables(
             inputs=self._inputs,
             decode={span: decode.for_span(span) for span in dict.fromkeys(sizes.layout.spans)},
-            prefill=PrefillWork.make(sizes.max_tokens, sizes.max_rows, group, device),
+            prefill=PrefillWork.make(sizes.max_tokens, len(self._inputs.row_slot_R), group, device),
             page_tokens=sizes.page_tokens,
             pdl=pdl,
             kernels=kernels,
@@ -170,7 +176,7 @@ class DeviceModel:
         room = MAX_KEY_BYTES // (mixer.up_HXR[:, :, 0].numel() * decoder.dtype.itemsize)
         num_contexts = min(room, sizes.max_rows * sizes.max_positions)
         keys = StepKeys.make(self._inputs, num_contexts, mixer.up_HXR, mixer.rope.head_dim)
-        work = PrefillWork.make(sizes.max_tokens, sizes.max_rows, 1, device)
+        work = PrefillWork.make(sizes.max_tokens, len(self._inputs.row_slot_R), 1, device)
         return ExpandedChunks(self._inputs, keys, work)
 
 

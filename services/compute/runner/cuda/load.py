@@ -13,8 +13,9 @@ import torch
 from common.errors import ConfigError
 from common.host import cache_folder
 from services.compute.config import ComputeSettings
+from services.compute.distributed.context import MORE_ROWS
 from services.compute.distributed.expert_balance import layout_of
-from services.compute.distributed.ranks import ALONE, Ranks
+from services.compute.distributed.ranks import ALONE, RankGroups, Ranks
 from services.compute.distributed.stages import ONE_STAGE, Stages
 from services.compute.kernels.choice_files import (
     SHIPPED,
@@ -41,7 +42,7 @@ from services.compute.layers.weighted_layers import (
     check_segments,
 )
 from services.compute.models.decoder import Decoder
-from services.compute.runner.cuda.choosing import Measuring, Meter
+from services.compute.runner.cuda.choosing import Measuring, Meter, chosen_by_first
 from services.compute.runner.cuda.compiling import compile_ahead
 from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.device_model import MachineSizes
@@ -143,13 +144,14 @@ def _load(
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
     moves = expert_moves(loader, decoder, stream)
     uses = Uses(loader.pooling, _drafter_of(loader, sizes, log))
-    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, uses, ranks)
+    groups = RankGroups(loader.ranks, loader.context)
+    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, uses, groups)
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
     if machine.drafter is not None:
         machine.drafter.attach(limits.num_pages, limits.num_host_pages)
     if device.type == "cuda" and not settings.batch_invariant:
-        choose(machine, cache, GraphMeter(stream, device), log)
+        choose(machine, cache, GraphMeter(stream, device), log, loader.context)
     for number in machine.record(cache):
         if number == machine.num_launches or number % 32 == 0:
             log.say("graphs recorded", done=number, of=machine.num_launches)
@@ -209,6 +211,8 @@ def machine_sizes(loader: ModelLoader) -> MachineSizes:
         layout=loader.layout,
         num_buffers=settings.in_flight_steps + 2,
         drafts=_draft_rule(loader),
+        more_rows=MORE_ROWS if loader.context.size > 1 else 0,
+        token_bytes=max(-(-form.num_bytes // form.page_tokens) for form in loader.formats.values()),
     )
 
 
@@ -298,9 +302,11 @@ def _compile(machine: StepMachine, cache: PagedCache) -> None:
         compile_ahead(machine.launches(cache, largest=False), cache.device_pages.device)
 
 
-def choose(machine: StepMachine, cache: PagedCache, meter: Meter, log: StartLog) -> None:
+def choose(
+    machine: StepMachine, cache: PagedCache, meter: Meter, log: StartLog, context: Ranks = ALONE
+) -> None:
     """Choose what products are launched with: as shipped for this device, or as measured here, now
-    or at a start before."""
+    or at a start before. All ranks that have the same model choose what rank 0 has."""
     device = torch.cuda.get_device_name(cache.device_pages.device)
     own = file_in(cache_folder("choices"), device)
     known = read_own(own, device) | read(file_in(SHIPPED, device), device)
@@ -314,7 +320,7 @@ def choose(machine: StepMachine, cache: PagedCache, meter: Meter, log: StartLog)
         found[key] = choice
         # at once: who waits for a start may end it
         is_kept = is_kept and keep(own, device, found)
-    machine.choices.add(found)
+    machine.choices.add(chosen_by_first(asked, found, context))
     log.say("products measured", products=len(found), left=len(asked) - len(found))
 
 

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from common.model_folder import Pooling
-from services.compute.distributed.ranks import ALONE, Ranks
+from services.compute.distributed.ranks import NO_GROUPS, RankGroups
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.step_deltas import apply_deltas
 from services.compute.kernels.step_input import unpack_step
+from services.compute.layers.kernel_context import ContextSizes, kernel_context
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.quantized_product import ROW_LIMITS
@@ -65,7 +66,7 @@ class StepMachine:
         stream: DeviceStream,
         batch_invariant: bool,
         uses: Uses = ANSWERS,
-        ranks: Ranks = ALONE,
+        groups: RankGroups = NO_GROUPS,
     ) -> None:
         shape, device = decoder.shape, decoder.device
         self.sizes = sizes
@@ -75,7 +76,9 @@ class StepMachine:
         self._token_buckets = token_buckets(sizes.max_tokens)
         max_pages = -(-sizes.max_positions // sizes.page_tokens)
         num_groups = len(sizes.layout.spans)
-        self.inputs = StepInputs.make(sizes.max_tokens, sizes.max_rows, device, num_groups)
+        self.inputs = StepInputs.make(
+            sizes.max_tokens, sizes.max_rows, device, num_groups, sizes.more_rows
+        )
         num_drafts = 0 if sizes.drafts is None else sizes.drafts.num_drafts
         self.resident = Resident.make(
             sizes.max_rows, max_pages, NUM_WORDS, device, num_groups, num_drafts
@@ -87,13 +90,16 @@ class StepMachine:
         self.entries = torch.zeros(
             entries_size(sizes.max_positions), dtype=torch.int32, device=device
         )
+        samples = sizes.max_rows, shape.hidden_size, decoder.dtype
+        shared = ContextSizes(sizes.max_tokens, sizes.token_bytes, *samples)
+        context = kernel_context(groups.context, shared, self.packed)
         self._model = DeviceModel(
             decoder,
-            StepTables(self.inputs, self.resident.page_table[0]),
+            StepTables(self.inputs, self.resident.page_table[0], context),
             sizes,
             self.choices,
             batch_invariant,
-            ranks,
+            groups.split,
         )
         self._decoder = self._model.decoder
         self.drafter: DeviceDrafter | None = None

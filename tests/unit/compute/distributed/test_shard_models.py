@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ from tests.unit.compute.distributed.served import (
     answers,
 )
 from tests.unit.compute.engine_server import Server
-from tests.unit.compute.models.family_models import FAMILIES, random_model
+from tests.unit.compute.models.family_models import FAMILIES, random_model, save_config
 from tests.unit.compute.quantization.checkpoints import FORMS, mxfp4_folder, quantize_folder
 from tests.unit.compute.tiny_models import make_model, save_model
 
@@ -63,14 +62,6 @@ def load() -> Iterator[Load]:
     yield begin
     for each in loaded:
         each.close()
-
-
-def save_config(name: str, folder: Path, **changes: Any) -> Path:
-    """A folder without weights."""
-    family = FAMILIES[name]
-    raw = {**family.config(**changes).to_dict(), "architectures": [family.name]}
-    (folder / "config.json").write_text(json.dumps(raw))
-    return folder
 
 
 def check(load: Load, folder: Path, settings: ComputeSettings, size: int) -> None:

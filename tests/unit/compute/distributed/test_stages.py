@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +47,7 @@ from tests.unit.compute.distributed.served import (
 from tests.unit.compute.distributed.stage_memory import MemoryStages, StagesHere
 from tests.unit.compute.engine_histories import play, random_history
 from tests.unit.compute.engine_server import Server
-from tests.unit.compute.models.family_models import FAMILIES
+from tests.unit.compute.models.family_models import FAMILIES, save_config
 from tests.unit.compute.tiny_models import make_model, save_model
 
 CPU = torch.device("cpu")
@@ -59,14 +57,6 @@ CPU = torch.device("cpu")
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights.DummyWeights, "take", take_by_name)
     monkeypatch.setattr(weights, "SCALE", HEARD_SCALE)
-
-
-def save_config(name: str, folder: Path, **changes: Any) -> Path:
-    """A folder without weights."""
-    family = FAMILIES[name]
-    raw = {**family.config(**changes).to_dict(), "architectures": [family.name]}
-    (folder / "config.json").write_text(json.dumps(raw))
-    return folder
 
 
 def check(folder: Path, settings: ComputeSettings, count: int) -> None:

@@ -7,9 +7,11 @@ Falcon 3 and DeepSeek-R1's distills. Those with experts are in mixture_models.py
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -272,6 +274,14 @@ ALL_FAMILIES = DENSE | MIXTURES
 FAMILIES = {  # older transformers do not have all of them
     name: one for name, one in ALL_FAMILIES.items() if hasattr(transformers, one.config_class)
 }
+
+
+def save_config(name: str, folder: Path, **changes: Any) -> Path:
+    """A folder without weights."""
+    family = FAMILIES[name]
+    raw = {**family.config(**changes).to_dict(), "architectures": [family.name]}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
 
 
 @cache

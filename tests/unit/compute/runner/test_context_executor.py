@@ -26,10 +26,9 @@ from tests.cases import num_cases
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.rank_threads import RankThreads
 from tests.unit.compute.distributed.served import DUMMY, HEARD_SCALE, SETTINGS, answers
-from tests.unit.compute.distributed.test_shard_models import save_config
 from tests.unit.compute.engine_histories import play, random_history
 from tests.unit.compute.engine_server import Server
-from tests.unit.compute.models.family_models import FAMILIES
+from tests.unit.compute.models.family_models import FAMILIES, save_config
 from tests.unit.compute.step_plans import PlanSizes, random_plan
 from tests.unit.compute.tiny_models import make_model, save_model
 

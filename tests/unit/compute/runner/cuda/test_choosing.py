@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from services.compute.distributed.ranks import ALONE
 from services.compute.kernels.choices import Asked, Key, Measured, Options
-from services.compute.runner.cuda.choosing import Launch, Measuring
+from services.compute.runner.cuda.choosing import Launch, Measuring, chosen_by_first
 
 BUDGET_S = 60.0
 
@@ -125,3 +129,26 @@ def test_every_layer_is_launched() -> None:
     each.launches[:] = [partial(run, layer) for layer in range(3)]
     choices(FakeMeter(), [each])
     assert set(launched) == {0, 1, 2}
+
+
+class Others:
+    """Ranks of which this is another one than rank 0, whose tensors lie here."""
+
+    def __init__(self, first: Tensor) -> None:
+        self._first = first
+
+    def of_first(self, x: Tensor) -> Tensor:
+        assert x.shape == self._first.shape
+        return self._first
+
+
+def test_ranks_of_one_model_choose_what_rank_0_has_found() -> None:
+    """Whatever they have found themselves, in the time that each had."""
+    products = [asked(1, 9.0, 8.0), asked(2, 9.0, 7.0), asked(3, 9.0, 6.0)]
+    keys = [each.options.key for each in products]
+    found = {keys[0]: Measured(8.0, 8.0, 9.0), keys[1]: Measured(9.0, 9.0, 9.0)}
+    alone = chosen_by_first(products, found, ALONE)
+    assert {key: each.config for key, each in alone.items()} == {keys[0]: 8.0, keys[1]: 9.0}
+    others: Any = Others(torch.tensor([0, -1, 1]))
+    chosen = chosen_by_first(products, found, others)
+    assert {key: each.config for key, each in chosen.items()} == {keys[0]: 9.0, keys[2]: 6.0}
