@@ -114,6 +114,8 @@ def _add_model(parser: Parser) -> None:
     add_setting(group, "compute.tensor_parallel_size", "--tensor-parallel-size", "-tp", metavar="N")
     sizes = "--pipeline-parallel-size", "-pp"
     add_setting(group, "compute.pipeline_parallel_size", *sizes, metavar="N")
+    sizes = "--prefill-context-parallel-size", "-pcp"
+    add_setting(group, "compute.prefill_context_parallel_size", *sizes, metavar="N")
     on_off: Any = {"action": argparse.BooleanOptionalAction}
     add_setting(
         group, "compute.enable_expert_parallel", "--enable-expert-parallel", "-ep", **on_off

@@ -101,9 +101,14 @@ class Plan:
         return self._size("pipeline_parallel_size")
 
     @property
+    def num_copies(self) -> int:
+        """Processes of a compute that have the whole model each, and share prompts."""
+        return self._size("prefill_context_parallel_size")
+
+    @property
     def num_processes(self) -> int:
         """Of each compute; on GPUs each has one."""
-        return self.num_ranks * self.num_stages
+        return self.num_ranks * self.num_stages * self.num_copies
 
     def _size(self, name: str) -> int:
         text = self.value("compute", name)

@@ -133,6 +133,12 @@ def check_ranks(plan: Plan, device: str, num_gpus: int) -> None:
     option = split_option(plan)
     if device == "sim":
         raise ConfigError(f"{option}: the device sim has no model to split; leave it out")
+    if plan.num_copies > 1 and count > plan.num_copies:
+        split = "--tensor-parallel-size" if plan.num_ranks > 1 else "--pipeline-parallel-size"
+        raise ConfigError(
+            f"{option}: processes that share the tokens of prompts cannot have parts of the model "
+            f"as well yet; leave {split} out"
+        )
     if plan.num_stages > 1:
         _check_stages(plan, option)
     if device == "cuda" and 0 < num_gpus < count * computes:
@@ -145,6 +151,8 @@ def check_ranks(plan: Plan, device: str, num_gpus: int) -> None:
 
 def split_option(plan: Plan) -> str:
     """The option that splits a compute over processes."""
+    if plan.num_copies > 1:
+        return f"--prefill-context-parallel-size {plan.num_copies}"
     if plan.num_stages > 1:
         return f"--pipeline-parallel-size {plan.num_stages}"
     return f"--tensor-parallel-size {plan.num_ranks}"
@@ -245,10 +253,11 @@ def _need(
 
 def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
     share, count = _number(plan, "gpu_memory_utilization"), plan.num_processes
+    parts = count // plan.num_copies
     for number, gpu in enumerate(machine.gpus[: plan.most_computes * count]):
         room = int(gpu.total_bytes * share) - gpu.used_bytes
-        if (need.weights + need.cache) // count > room:
-            split = f", over {count} GPUs" if count > 1 else ""
+        if (need.weights + need.cache) // parts > room:
+            split = f", over {parts} GPUs" if parts > 1 else ""
             idle = len(machine.gpus) - plan.most_computes * count
             advice = _advice(need) + (", or raise --tensor-parallel-size" if idle > 0 else "")
             raise ConfigError(
@@ -259,7 +268,7 @@ def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
 
 
 def _check_host(plan: Plan, machine: Machine, need: Need) -> None:
-    count = plan.most_computes
+    count = plan.most_computes * plan.num_copies
     total = count * (need.weights + need.cache + need.swap)
     if total <= machine.host_bytes:
         return

@@ -50,6 +50,8 @@ def test_a_model_is_split_and_copied_by_the_names_that_people_know() -> None:
         assert tables_of(parsed(option))[0] == {"compute": {"enable_expert_parallel": True}}
     staged = {"compute": {"pipeline_parallel_size": 2}}, Counts()
     assert tables_of(parsed("-pp", "2")) == staged
+    shared = {"compute": {"prefill_context_parallel_size": 2}}, Counts()
+    assert tables_of(parsed("-pcp", "2")) == shared
     assert tables_of(parsed("--pipeline-parallel-size=2")) == staged
 
 

@@ -137,8 +137,9 @@ def test_compute_processes_take_the_gpus_in_turn() -> None:
     assert gpus_in({"CUDA_VISIBLE_DEVICES": ""}) == []
 
 
-def test_processes_of_a_split_model_take_neighbours_and_share_the_cores() -> None:
-    plan = plan_of({"compute": {"tensor_parallel_size": 2}}, Counts(compute=2))
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "prefill_context_parallel_size"])
+def test_processes_of_one_model_take_neighbours_and_share_the_cores(size: str) -> None:
+    plan = plan_of({"compute": {size: 2}}, Counts(compute=2))
     env = {"CUDA_VISIBLE_DEVICES": "4,6,1,3,9"}
     names = ("compute-0", "compute-1")
     given = [environment_of(name, plan, env, "/s")["CUDA_VISIBLE_DEVICES"] for name in names]

@@ -262,6 +262,8 @@ def test_a_model_that_fits_on_no_gpu_may_fit_on_several(tmp_path: Path) -> None:
     check(split, four, folder)
     small = replace(SERVER, gpus=(Gpu(12 * GIB, GIB),) * 2)
     assert ", over 2 GPUs, and of its 12.0 GiB" in refused(split, folder, small)
+    copied = plan_of({"compute": {**dummy, "prefill_context_parallel_size": 2}})
+    assert "does not fit on GPU 0" in refused(copied, folder, four)  # each has all of it
 
 
 def test_each_process_of_a_split_model_needs_a_gpu() -> None:
@@ -276,6 +278,11 @@ def test_each_process_of_a_split_model_needs_a_gpu() -> None:
     )
     assert "--tensor-parallel-size 2 --computes 2: that takes 4 GPUs" in said("cuda", 3, compute=2)
     assert "the device sim has no model to split" in said("sim", 8)
+    split = {"compute": {"prefill_context_parallel_size": 2}}
+    assert said("cuda", 1).startswith("--prefill-context-parallel-size 2: that takes 2 GPUs")
+    split = {"compute": {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}}
+    assert "cannot have parts of the model as well yet" in said("cuda", 8)
+    split = {"compute": {"tensor_parallel_size": 2}}
     stages: Tables = {"compute": {"pipeline_parallel_size": 2}}
     check_ranks(plan_of(stages, compute=2), "cpu", 0)
     check_ranks(plan_of(split), "cuda", 0)  # nobody knows how many there are
@@ -289,6 +296,7 @@ def test_each_process_of_a_split_model_needs_a_gpu() -> None:
         ({}, "sim", "the device sim has no model to split"),
         ({}, "cuda", "-parallel-size 2 --computes 2: that takes 4 GPUs, and 3 can be used here"),
         ({"tensor_parallel_size": 2}, "cpu", "leave --tensor-parallel-size out"),
+        ({"prefill_context_parallel_size": 2}, "cpu", "leave --pipeline-parallel-size out"),
         ({"speculative_config": "auto"}, "cpu", "no drafts in stages yet"),
         ({"pipeline_stages": ["tcp://a:1", "tcp://b:1"]}, "cpu", "leave .* pipeline_stages out"),
     ],

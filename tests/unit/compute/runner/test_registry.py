@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,3 +40,19 @@ def test_the_device_sim_has_no_drafts() -> None:
     settings = ComputeSettings(device="sim", speculative_config="auto")
     with pytest.raises(ConfigError, match="the device sim has no text to guess from"):
         load_runner(Path("nowhere"), settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"device": "sim"}, "prefill_context_parallel_size: the device sim has no model"),
+        ({"tensor_parallel_size": 2}, "cannot have parts .* leave compute.tensor_parallel_size"),
+        ({"speculative_config": '{"model": "m"}'}, "leave compute.prefill_context_parallel_size"),
+    ],
+)
+def test_what_ranks_that_share_prompts_cannot_be_had_with_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    settings = ComputeSettings(prefill_context_parallel_size=2, **{"device": "cpu", **changes})
+    with pytest.raises(ConfigError, match=said):
+        load_runner(Path("m"), settings)

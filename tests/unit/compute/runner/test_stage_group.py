@@ -127,6 +127,7 @@ def test_children_meet_where_nobody_else_can_enter() -> None:
     ("changes", "said"),
     [
         ({"tensor_parallel_size": 2}, "leave compute.tensor_parallel_size out"),
+        ({"prefill_context_parallel_size": 2}, "leave .*context_parallel_size out"),
         ({"speculative_config": "auto"}, "leave compute.speculative_config out"),
         ({"record_dir": "/tmp"}, "not recorded yet"),
     ],
