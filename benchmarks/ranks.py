@@ -4,13 +4,15 @@
 
 Launches in a graph, microseconds each: the sum over ranks with the norm behind it in one launch
 (one-shot), the sum alone written to all (two-shot), NCCL's, the logits of all ranks side by side,
-the bests of their parts instead, and an expert of Qwen3-30B-A3B that goes from rank to rank. All
-results are compared with references first.
+the bests of their parts instead, an expert of Qwen3-30B-A3B that goes from rank to rank, and keys
+and values of an 8B layer that each rank has of some tokens. All results are compared with
+references first.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -26,6 +28,8 @@ from torch import Tensor
 
 from services.compute.distributed.symmetric import SymmetricBlock
 from services.compute.kernels.add_norm import add_norm, add_norm_reference
+from services.compute.kernels.kv_format import LayerPages
+from services.compute.kernels.rank_entries import StagedEntries, exchange_entries, turn_bytes
 from services.compute.kernels.rank_rows import (
     MAX_PROGRAMS,
     add_up,
@@ -34,6 +38,7 @@ from services.compute.kernels.rank_rows import (
     side_by_side,
 )
 from services.compute.kernels.sample import SampleScratch
+from services.compute.kernels.step_buffers import HEADER_INTS, NUM_OWN, NUM_TOKENS
 from services.compute.layers.expert_link import SymmetricLink, handed_bytes
 from services.compute.layers.weighted_layers import Norm
 
@@ -42,6 +47,7 @@ ROWS = (1, 8, 64, 128, 256, 1024, 8192)
 VOCAB = 128_256
 LAUNCHES = 40
 MAX_SAMPLES = 256
+KV_SHAPE, PAGE_TOKENS = (2, 8, 128), 16
 ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -183,6 +189,32 @@ class Bench:
         assert all(bool((piece == (self.rank if self.rank > 1 else 0)).all()) for piece in pieces)
         return graph_us(launch)
 
+    def exchange(self, num_own: int) -> float:
+        """Of so many tokens of each rank, whose slots follow one another."""
+        device, size = self.x_TE.device, self.num_ranks
+        header = torch.zeros(HEADER_INTS, dtype=torch.int32, device=device)
+        header[[NUM_TOKENS, NUM_OWN]] = num_own
+        token_bytes = math.prod(KV_SHAPE) * 2
+        piece = (2 * turn_bytes(num_own, token_bytes),)
+        group = dist.group.WORLD
+        assert group is not None
+        num_bytes = SymmetricBlock.num_bytes((piece, torch.uint8))
+        block = SymmetricBlock(num_bytes, device, group)
+        addresses_R = block.take(piece, torch.uint8).addresses_R
+        staged = StagedEntries(addresses_R, block.memory, num_own, token_bytes)
+        parts, heads, width = KV_SHAPE
+        shape = (size * num_own // PAGE_TOKENS, parts, heads, PAGE_TOKENS, width)
+        pages = torch.full(shape, self.rank + 1.0, dtype=torch.bfloat16, device=device)
+        slots = torch.arange(num_own, device=device) + self.rank * num_own
+
+        def launch(_: int) -> None:
+            exchange_entries(LayerPages(pages), slots, header, staged)
+
+        launch(0)
+        for rank, part in enumerate(torch.chunk(pages, size)):
+            assert bool((part == rank + 1).all())
+        return graph_us(launch)
+
 
 def measure(rank: int, num_ranks: int, width: int, store: str) -> None:
     torch.cuda.set_device(rank)
@@ -206,6 +238,10 @@ def measure(rank: int, num_ranks: int, width: int, store: str) -> None:
         say(f"logits of {rows} rows side by side: {bench.gather(rows):.2f}")
         say(f"bests of {rows} rows instead: {bench.bests(rows):.2f}")
     say(f"an expert of 9.4 MB handed on: {bench.hand_on():.2f}")
+    for num_own in (128, 1024, 4096):
+        megabytes = num_own * math.prod(KV_SHAPE) * 2 / 1e6
+        us = bench.exchange(num_own)
+        say(f"keys and values of {num_own} tokens each ({megabytes:.1f} MB): {us:.2f}")
     dist.destroy_process_group()
 
 
