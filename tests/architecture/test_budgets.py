@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (10_120, 64),
     "services/router": (14_830, 87),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (42_280, 269),
+    "services/compute": (42_990, 273),
     "services/detokenizer": (2_950, 18),
-    "services/launcher": (2_720, 19),
+    "services/launcher": (2_730, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (69_300, 430),
+    "services": (70_030, 434),
 }
 MIN_MEDIAN_LINES = 90
 
