@@ -95,6 +95,11 @@ class Builder(Generic[L]):
         return len(self._mixers)
 
     @property
+    def mixers(self) -> tuple[Mixer[L], ...]:
+        """Those that were made so far."""
+        return tuple(self._mixers)
+
+    @property
     def mixture(self) -> ExpertShape:
         """The sizes of mixtures of experts, which config.json has said."""
         if self.shape.experts is None:

@@ -1,24 +1,25 @@
 """DeepSeek V2 and V3 (2024), R1 (2025), and Kimi K2 (Moonshot AI, 2025): latent attention, and
 mixtures of experts behind the first layers.
 
-What a checkpoint has for predicting several tokens at once, in layers behind the last one, is not
-read.
+What a checkpoint has for predicting several tokens at once, in layers behind the last one, is read
+where it is to draft (`next_token.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 from services.compute.kernels.routing import Routing
-from services.compute.layers.parts import LayerPart
+from services.compute.layers.parts import Layer, LayerPart
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.latent import latent_attention
-from services.compute.models.pre_norm import build_pre_norm
+from services.compute.models.pre_norm import pre_norm_layers
 
 
 class DeepseekConfig(FamilyConfig):
@@ -50,19 +51,25 @@ class DeepseekV3Config(DeepseekConfig):
 
 
 def _build(
+    config: DeepseekConfig, make: Builder[Any], layers: Callable[[str], Layer[Any]]
+) -> Decoder[Any]:
+    last = make.shape.num_layers
+    make.skip(*[f"model.layers.{last + n}." for n in range(config.num_nextn_predict_layers)])
+    return make.decoder(layers, NormForm(config.rms_norm_eps))
+
+
+def _layers(
     config: DeepseekConfig,
     make: Builder[Any],
     routing: Routing,
     interleaved: bool = True,
     has_bias: bool = False,
-) -> Decoder[Any]:
+) -> Callable[[str], Layer[Any]]:
     mixture, latent = make.mixture, make.shape.latent
     if latent is None:
         raise ValueError("a family of latent attention has the sizes of latents")
     rope = make.rope(defaults=RopeDefaults(interleaved=interleaved))
     scale = latent.query_dim**-0.5 * _magnitude(make) ** 2
-    last = make.shape.num_layers
-    make.skip(*[f"model.layers.{last + n}." for n in range(config.num_nextn_predict_layers)])
 
     def feed_forward(at: str, number: int) -> LayerPart[Any]:
         if mixture.is_dense[number]:
@@ -76,7 +83,7 @@ def _build(
             bias_X = make.float32(name, mixture.num_experts)
         return make.experts(at, routing, choice_bias_X=bias_X, shared=shared)
 
-    return build_pre_norm(
+    return pre_norm_layers(
         make,
         NormForm(config.rms_norm_eps),
         lambda at: latent_attention(make, at, latent, rope, scale),
@@ -111,10 +118,10 @@ def _build_v2(config: DeepseekV2Config, make: Builder[Any]) -> Decoder[Any]:
         num_groups=num_groups,
         top_groups=num_top,
     )
-    return _build(config, make, routing)
+    return _build(config, make, _layers(config, make, routing))
 
 
-def _build_v3(config: DeepseekV3Config, make: Builder[Any]) -> Decoder[Any]:
+def _layers_v3(config: DeepseekV3Config, make: Builder[Any]) -> Callable[[str], Layer[Any]]:
     num_groups, num_top = _groups(config)
     routing = Routing(
         make.mixture.num_experts,
@@ -126,8 +133,12 @@ def _build_v3(config: DeepseekV3Config, make: Builder[Any]) -> Decoder[Any]:
         top_groups=num_top,
         group_by="top2",
     )
-    return _build(config, make, routing, config.rope_interleave, has_bias=True)
+    return _layers(config, make, routing, config.rope_interleave, has_bias=True)
+
+
+def _build_v3(config: DeepseekV3Config, make: Builder[Any]) -> Decoder[Any]:
+    return _build(config, make, _layers_v3(config, make))
 
 
 DEEPSEEK_V2 = Family(DeepseekV2Config, _build_v2, QWEN_STACKS)
-DEEPSEEK_V3 = Family(DeepseekV3Config, _build_v3, QWEN_STACKS)
+DEEPSEEK_V3 = Family(DeepseekV3Config, _build_v3, QWEN_STACKS, _layers_v3)

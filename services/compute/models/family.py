@@ -11,11 +11,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import ModelError
 from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.layers.parts import Layer
 from services.compute.models.builder import Builder
 from services.compute.models.decoder import Decoder
 from services.compute.models.safetensors_files import Stack
 
 Build: TypeAlias = Callable[[Any, Builder[Any]], Decoder[Any]]
+Layers: TypeAlias = Callable[[Any, Builder[Any]], Callable[[str], Layer[Any]]]
 
 
 class FamilyConfig(BaseModel):
@@ -107,3 +109,4 @@ class Family:
     config: type[FamilyConfig]
     build: Build
     stacks: tuple[Stack, ...] = ()  # that its checkpoints have, or may have
+    next_token_layers: Layers | None = None  # makes those behind the last one that draft

@@ -3,16 +3,17 @@ sigmoids and a bias, and one sees all tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from services.compute.kernels.routing import Routing
-from services.compute.layers.parts import LayerPart
+from services.compute.layers.parts import Layer, LayerPart
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
-from services.compute.models.pre_norm import build_pre_norm
+from services.compute.models.pre_norm import pre_norm_layers
 
 
 class GlmMoeConfig(FamilyConfig):
@@ -27,9 +28,13 @@ class GlmMoeConfig(FamilyConfig):
 
 
 def build(config: GlmMoeConfig, make: Builder[Any]) -> Decoder[Any]:
+    make.skip(f"model.layers.{make.shape.num_layers}.")  # predicts a second token
+    return make.decoder(layers(config, make), NormForm(config.rms_norm_eps))
+
+
+def layers(config: GlmMoeConfig, make: Builder[Any]) -> Callable[[str], Layer[Any]]:
     norm, mixture = NormForm(config.rms_norm_eps), make.mixture
     rope = make.rope(defaults=RopeDefaults(partial_rotary_factor=0.5))
-    make.skip(f"model.layers.{make.shape.num_layers}.")  # predicts a second token
     routing = Routing(
         mixture.num_experts,
         mixture.top_k,
@@ -52,7 +57,7 @@ def build(config: GlmMoeConfig, make: Builder[Any]) -> Decoder[Any]:
             shared=make.gated_mlp(f"{mlp}.shared_experts", width=mixture.shared_width),
         )
 
-    return build_pre_norm(
+    return pre_norm_layers(
         make,
         norm,
         lambda at: make.attention(
@@ -65,4 +70,4 @@ def build(config: GlmMoeConfig, make: Builder[Any]) -> Decoder[Any]:
     )
 
 
-GLM_MOE = Family(GlmMoeConfig, build, QWEN_STACKS)
+GLM_MOE = Family(GlmMoeConfig, build, QWEN_STACKS, layers)

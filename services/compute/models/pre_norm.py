@@ -23,6 +23,18 @@ def build_pre_norm(
 ) -> Decoder[Any]:
     """Attention is made of its name; `scale`: of what both parts of a layer add; `more` is
     `Builder.decoder`'s."""
+    layer = pre_norm_layers(make, norm, attention, feed_forward, scale)
+    return make.decoder(layer, norm, **more)
+
+
+def pre_norm_layers(
+    make: Builder[Any],
+    norm: NormForm,
+    attention: Callable[[str], Mixer[Any]],
+    feed_forward: FeedForward,
+    scale: float = 1.0,
+) -> Callable[[str], Layer[Any]]:
+    """What makes a layer of its name."""
 
     def layer(at: str) -> Layer[Any]:
         number = make.layer_number
@@ -37,4 +49,4 @@ def build_pre_norm(
             ),
         )
 
-    return make.decoder(layer, norm, **more)
+    return layer

@@ -16,7 +16,7 @@ vocabulary, D those of Q that are drafted for, P of these, in one pass.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,10 @@ class DraftModel:
     def computes(self) -> bool:
         return True
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return ()
+
     def enter(self, entry: SlotEntry) -> None:
         self._tokens.enter(entry)
         self._num_read_N[entry.slot] = UNKNOWN
@@ -95,6 +99,11 @@ class DraftModel:
         slots_C, start_C, len_C, _ = chunks
         yield from self._forward(chunks, num_decodes=0)
         self._num_read_N[slots_C] = start_C + len_C
+
+    def observe(
+        self, rows: ChunkRows, num_decodes: int, states: Sequence[Tensor]
+    ) -> Iterable[bool]:
+        return ()
 
     def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:
         slots_Q, positions_Q, tokens_Q, indices_Q, num_drafts_Q = decodes

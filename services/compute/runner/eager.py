@@ -215,7 +215,8 @@ class EagerExecutor:
             None if self._shard.is_first else (yield from self._received(len(rows.tokens_T)))
         )
         tokens_T = torch.from_numpy(rows.tokens_T)
-        x_TE = yield from self._model.forward(tokens_T, attention, before_TE)
+        seen = None if self._drafting is None else self._drafting.watch()
+        x_TE = yield from self._model.forward(tokens_T, attention, before_TE, seen)
         if not self._shard.is_last:
             self._stages.send(x_TE)
             return
@@ -229,6 +230,8 @@ class EagerExecutor:
         if not np.array_equal(last, np.arange(len(rows.tokens_T))):
             x_TE = x_TE.index_select(0, torch.from_numpy(last))
         ticket.logits_SV = self._model.logits(x_TE)
+        if self._drafting is not None and seen is not None:
+            yield from self._drafting.observe(rows, num_decodes, seen)
 
     def _received(self, num_tokens: int) -> Generator[bool, None, Tensor]:
         """What the stage before has made of so many tokens."""
@@ -345,7 +348,7 @@ def load_eager(
     keep_freed_memory(False)
     make_linear = CpuLinears(loader.dtype, has_room_for_dense(shape))
     model = EagerDecoder(loader.decoder(make_linear), loader.max_positions, split, context)
-    make_drafter = load_drafter(loader)
+    make_drafter = load_drafter(loader, model.ends)
     keep_freed_memory(True)
     limits = loader.limits(lambda: cpu_room_bytes(num_processes))
     executor = EagerExecutor(loader, model, limits, make_drafter)

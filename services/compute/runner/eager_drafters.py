@@ -8,8 +8,11 @@ from typing import NamedTuple, TypeAlias
 from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.cpu_linear import CpuLinears
 from services.compute.layers.eager_attention import Geometry
+from services.compute.models.draft_head import ModelEnds
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.draft_model import DraftModel, DraftSizes, LentTable
+from services.compute.runner.eager_heads import load_head
+from services.compute.runner.head_folder import HeadFolder
 from services.compute.runner.model_loader import ModelLoader, has_room_for_dense
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.sampling.sampler import Sampler
@@ -26,18 +29,36 @@ class Host(NamedTuple):
     tables_GNL: Int64Array
     spans: tuple[AttentionSpan, ...]  # of its cache groups
 
+    @property
+    def table(self) -> LentTable:
+        """The page table that a drafter goes by: of layers that see everything, if there are."""
+        number = next((n for n, span in enumerate(self.spans) if span.is_full), 0)
+        return LentTable(self.tables_GNL[number], self.spans[number])
+
 
 DrafterMaker: TypeAlias = Callable[[Host], Drafter]
 
 
-def load_drafter(loader: ModelLoader) -> DrafterMaker | None:
+def load_drafter(loader: ModelLoader, ends: ModelEnds) -> DrafterMaker | None:
     """Load what drafts for a model; None if nothing does."""
     drafts = loader.drafts
     if drafts is None or loader.pooling is not None:  # such a model makes no text
         return None
+    if loader.head is not None:
+        return _head(loader, loader.head, ends)
     if loader.drafter is not None:
         return _draft_model(loader.drafter, loader.max_positions)
     return lambda host: NgramDrafter(host.spec.max_num_seqs, host.spec.max_model_len, drafts)
+
+
+def _head(loader: ModelLoader, folder: HeadFolder, ends: ModelEnds) -> DrafterMaker:
+    make_linear = CpuLinears(loader.dtype, has_room_for_dense(folder.shape))
+    loaded = load_head(loader, folder, ends, make_linear)
+
+    def make(host: Host) -> Drafter:
+        return loaded.drafter(host.spec, host.sampler, *host.table)
+
+    return make
 
 
 def _draft_model(small: ModelLoader, max_positions: int) -> DrafterMaker:
@@ -48,14 +69,13 @@ def _draft_model(small: ModelLoader, max_positions: int) -> DrafterMaker:
 
     def make(host: Host) -> DraftModel:
         spec, num_groups = host.spec, len(small.layout.spans)
-        number = next((n for n, span in enumerate(host.spans) if span.is_full), 0)
         page_tokens = small.settings.page_tokens
         layer_bytes = shape.layer_cache_bytes(page_tokens, small.dtype.itemsize)
         return DraftModel(
             model,
             small.cache(spec.num_pages * num_groups, spec.num_host_pages * num_groups),
             Geometry(page_tokens, layer_bytes),
-            LentTable(host.tables_GNL[number], host.spans[number]),
+            host.table,
             host.sampler,
             DraftSizes(
                 spec.max_num_seqs,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from itertools import pairwise
 
 import numpy as np
 
 from services.compute.kernels.slot_entries import read_entries
 from services.compute.kv.transfer import Direction, PagePairs
+from services.compute.models.eager_decoder import SeenStates
 from services.compute.runner.slot_states import Rows, SlotStates
 from services.compute.sampling.slots import Int64Array
 from services.compute.speculative.acceptance import accepted, accepted_synthetic
@@ -57,6 +58,15 @@ class EagerDrafting:
         )
         yield from self._drafter.draft(decodes, states.drafts_NK)
         return states.with_drafts(rows, num_decodes)
+
+    def watch(self) -> SeenStates | None:
+        """What keeps the states of a step that the drafter has to see."""
+        return SeenStates(self._drafter.layers) if self._drafter.layers else None
+
+    def observe(self, rows: Rows, num_decodes: int, seen: SeenStates) -> Iterable[bool]:
+        """Show the drafter what the model has made of a step's rows."""
+        columns = ChunkRows(rows.slots_R, rows.q_start_R, rows.q_len_R, rows.tokens_T)
+        return self._drafter.observe(columns, num_decodes, seen.states)
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         self._drafter.transfer(direction, pages)

@@ -41,6 +41,7 @@ from services.compute.models.weights import (
 from services.compute.quantization.at_load import Quantization
 from services.compute.quantization.config import format_of
 from services.compute.runner.expert_placement import expert_placement
+from services.compute.runner.head_folder import HeadFolder, read_head
 from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.speculative.settings import SpeculativeSettings, read_speculative
@@ -88,6 +89,7 @@ class ModelLoader:
     stages: Stages = ONE_STAGE
     drafter: ModelLoader | None = None  # of a model that drafts for this one
     context: Ranks = ALONE  # that have all of the model, as this one
+    head: HeadFolder | None = None  # that drafts for it
 
     @staticmethod
     def read(
@@ -108,12 +110,14 @@ class ModelLoader:
         placement = expert_placement(settings, config.shape.experts, ranks)
         about = config, pooling, dtype, quantization
         loader = ModelLoader(folder, settings, device, *about, ranks, placement, stages)
-        return replace(loader, drafter=loader._read_drafter(), context=context)
+        drafts = loader.drafts if pooling is None else None
+        head, drafter = read_head(drafts, folder, config), loader._read_drafter()
+        return replace(loader, drafter=drafter, head=head, context=context)
 
     def _read_drafter(self) -> ModelLoader | None:
         """The model of the settings that drafts; ConfigError for one of another vocabulary."""
         drafts = self.drafts
-        if drafts is None or not drafts.model or self.pooling is not None:
+        if drafts is None or drafts.method != "draft_model" or self.pooling is not None:
             return None
         changes = {"speculative_config": "off", "max_model_len": 0}
         folder, settings = locate(drafts.model), self.settings.model_copy(update=changes)
@@ -216,8 +220,12 @@ class ModelLoader:
     @property
     def page_bytes(self) -> int:
         """Of any page: every group has as many layers as fit. A drafter has its own beside it."""
-        drafter_bytes = 0 if self.drafter is None else self.drafter.all_groups_bytes
-        return self.layout.page_bytes + drafter_bytes
+        page_bytes = self.layout.page_bytes
+        if self.drafter is not None:
+            page_bytes += self.drafter.all_groups_bytes
+        if self.head is not None:
+            page_bytes += self.head.page_bytes(self.settings.page_tokens, self.dtype)
+        return page_bytes
 
     @property
     def all_groups_bytes(self) -> int:
@@ -234,6 +242,11 @@ class ModelLoader:
         return self.quantization.kind if self.settings.load_format == "dummy" else None
 
     def decoder(self, make_linear: LinearMaker[L]) -> Decoder[L]:
+        needs_head = self.pooling is None
+        return self.config.build(self.weights(), make_linear, needs_head, self.shard)
+
+    def weights(self) -> WeightSource:
+        """Of the folder, of which nothing has been taken."""
         weights: WeightSource
         if self.settings.load_format == "dummy":
             weights = DummyWeights(self.dtype, self.device)
@@ -244,10 +257,13 @@ class ModelLoader:
             stacks = self.config.family.stacks
             files = SafetensorsFiles(self.folder, self.device, format_of(self.quantization), stacks)
             weights = CheckpointWeights(files, self.dtype, self.device)
-        if self.at_load is not None:
-            weights = QuantizedAtLoad(weights, self.at_load, self.quantization)
-        needs_head = self.pooling is None
-        return self.config.build(weights, make_linear, needs_head, self.shard)
+        return self.quantized(weights)
+
+    def quantized(self, weights: WeightSource) -> WeightSource:
+        """What is made of weights when they are loaded."""
+        if self.at_load is None:
+            return weights
+        return QuantizedAtLoad(weights, self.at_load, self.quantization)
 
     def limits(self, room_bytes: Callable[[], int]) -> Limits:
         """`room_bytes` returns the memory for pages; it is called where the settings do not say."""
@@ -286,10 +302,15 @@ class ModelLoader:
             overlaps=overlaps,
             pooling="" if self.pooling is None else self.pooling.kind,
             generates=generates,
-            max_drafts=self.drafts.max_drafts if self.drafts and generates else 0,
-            computes_drafts=self.drafter is not None,
+            max_drafts=self._max_drafts if generates else 0,
+            computes_drafts=self.drafter is not None or self.head is not None,
             num_stages=self.stages.count,
         )
+
+    @property
+    def _max_drafts(self) -> int:
+        most = self.drafts.max_drafts if self.drafts else 0
+        return min(most, self.head.num_heads) if self.head and self.head.num_heads else most
 
     def _least(self, value: int) -> int:
         return self.stages.least(self.context.least(self.ranks.least(value)))

@@ -166,6 +166,9 @@ def _check_devices(name: str, size: int) -> None:
 def check_drafter(settings: ComputeSettings) -> None:
     """Raise ConfigError for a model that is to draft where it cannot yet."""
     drafts = read_speculative(settings.speculative_config)
+    if drafts is not None and drafts.is_head:
+        _check_head(settings, drafts.method)
+        return
     if drafts is None or not drafts.model:
         return
     if drafts.rejects and _takes_cuda(settings):
@@ -177,6 +180,19 @@ def check_drafter(settings: ComputeSettings) -> None:
         raise ConfigError(
             "compute.speculative_config: a draft model cannot draft for one that several ranks "
             f"compute yet; leave compute.{_ranks_name(settings)} out, or take the method ngram."
+        )
+
+
+def _check_head(settings: ComputeSettings, method: str) -> None:
+    if settings.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"compute.speculative_config: {method} cannot draft for a model that is split over "
+            "ranks yet; leave compute.tensor_parallel_size out, or take the method ngram."
+        )
+    if _takes_cuda(settings):
+        raise ConfigError(
+            f"compute.speculative_config: {method} drafts on the CPU only so far; on a GPU take "
+            "the method ngram."
         )
 
 

@@ -1,17 +1,20 @@
 """What guesses the tokens that follow, as the CPU's runner knows it. Variants are files: `ngram`
-beside this one, `runner.draft_model`.
+beside this one, `runner.draft_model`, `runner.head_drafter`, `runner.medusa_drafter`.
 
 Shape legend: N slots, K drafts of a row, Q decode rows, C chunks, T tokens of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.step import Int32Array, Int64Array
+
+if TYPE_CHECKING:  # what plans drafts needs no torch
+    from torch import Tensor
 
 
 class DecodeRows(NamedTuple):
@@ -44,6 +47,12 @@ class Drafter(Protocol):
         """Whether it has to see a step's rows: else `read` and `draft` have nothing to do."""
         ...
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the model, those whose inputs it has to see; as many as the model has: what comes out
+        of the last."""
+        ...
+
     def enter(self, entry: SlotEntry) -> None:
         """A sequence takes its slot."""
         ...
@@ -58,6 +67,13 @@ class Drafter(Protocol):
 
     def read(self, chunks: ChunkRows) -> Iterable[bool]:
         """Read parts of prompts, which come in their order."""
+        ...
+
+    def observe(
+        self, rows: ChunkRows, num_decodes: int, states: Sequence[Tensor]
+    ) -> Iterable[bool]:
+        """See what the model has made of a step's rows, drafts among them: [T, E] of each of
+        `layers`. Rows that decode come first."""
         ...
 
     def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:

@@ -14,7 +14,7 @@ Shape legend: N slots, L positions, M matches, K drafts of a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +51,10 @@ class NgramDrafter:
     @property
     def computes(self) -> bool:
         return False
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return ()
 
     def enter(self, entry: SlotEntry) -> None:
         """A sequence takes its slot."""
@@ -103,6 +107,11 @@ class NgramDrafter:
         return [data[first : first + size] for first in range(0, len(data) + 1 - size, 4)]
 
     def read(self, chunks: ChunkRows) -> Iterable[bool]:
+        return ()
+
+    def observe(
+        self, rows: ChunkRows, num_decodes: int, states: Sequence[object]
+    ) -> Iterable[bool]:
         return ()
 
     def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:

@@ -14,19 +14,24 @@ MOST_DRAFTS = 7
 all before it to be right, and pages that are kept for it."""
 
 
-NGRAM, PREDICTION, GRAMMAR, DRAFT_MODEL, SUFFIX = range(5)
-DRAFTERS = ("ngram", "prediction", "grammar", "draft_model", "suffix")
+NGRAM, PREDICTION, GRAMMAR, DRAFT_MODEL, SUFFIX, EAGLE, EAGLE3, MEDUSA, MTP = range(9)
+HEADS = ("eagle", "eagle3", "medusa", "mtp")
+DRAFTERS = ("ngram", "prediction", "grammar", "draft_model", "suffix", *HEADS)
 """What drafts are from: the text itself, the client's prediction, a grammar that forces them, a
-small model, or past answers."""
+small model, past answers, or heads that see the model's hidden states."""
+
+OTHER_NAMES = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp"}
+"""Of methods in vLLM."""
 
 
 class SpeculativeSettings(Settings):
     """Which drafts there are, and how many of them a row gets."""
 
-    # What followed the last tokens where they stood before, with `suffix` in past answers as well,
-    # or what a small model says.
-    method: Literal["ngram", "suffix", "draft_model"] = "ngram"
-    model: str = ""  # the small one, of the same vocabulary: a folder, a GGUF file or a hub id
+    # What followed the last tokens where they stood before, with `suffix` in past answers as well;
+    # or what a small model says, or a head.
+    method: Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"] = "ngram"
+    # The small one, of the same vocabulary: a folder, a GGUF file or a hub id; or a head's folder.
+    model: str = ""
     num_speculative_tokens: int = Field(default=0, ge=0, le=16)  # 0: as the controller chooses
     prompt_lookup_min: int = Field(default=2, ge=1, le=8)  # tokens that have to be alike
     prompt_lookup_max: int = Field(default=5, ge=1, le=8)  # more that are alike do not count
@@ -41,8 +46,13 @@ class SpeculativeSettings(Settings):
     @classmethod
     def _know_the_method(cls, given: Any) -> Any:
         """As in vLLM, who names a model need not say what it is for."""
-        if isinstance(given, dict) and given.get("model"):
-            return {"method": "draft_model", **given}
+        if not isinstance(given, dict):
+            return given
+        if given.get("model"):
+            given = {"method": "draft_model", **given}
+        if "method" in given:
+            method = given["method"]
+            given = {**given, "method": OTHER_NAMES.get(str(method), method)}
         return given
 
     @property
@@ -53,14 +63,23 @@ class SpeculativeSettings(Settings):
     def first_rate(self) -> float:
         """What is believed of drafts before any was tried: else those of a model, each of which
         takes a pass, would never be where a pass takes half a step."""
-        return 0.8 if self.model else 0.5
+        return 0.8 if self.has_weights else 0.5
 
     @property
     def first_weight(self) -> float:
         """In drafts. Where a pass takes half a step one wrong draft of a model would else be the
         last for a hundred steps: with drafts right at 0.8 that gave 0.94 of the best fixed number,
         and 0.97 with four."""
-        return 4.0 if self.model else 1.0
+        return 4.0 if self.has_weights else 1.0
+
+    @property
+    def is_head(self) -> bool:
+        """Whether drafts are made of the model's hidden states."""
+        return self.method in HEADS
+
+    @property
+    def has_weights(self) -> bool:
+        return bool(self.model) or self.is_head
 
     @property
     def past_answers_bytes(self) -> int:
@@ -91,15 +110,15 @@ def read_speculative(config: str) -> SpeculativeSettings | None:
             f"compute.speculative_config: {where + ': ' if where else ''}{first['msg']}. Give "
             'auto, off, or JSON like {"method": "ngram", "num_speculative_tokens": 4}.'
         ) from error
-    if (settings.method == "draft_model") != bool(settings.model):
+    if (settings.method not in ("ngram", "suffix", "mtp")) != bool(settings.model):
         raise ConfigError(
-            "compute.speculative_config: the method draft_model, and no other, takes a model; give "
-            'JSON like {"method": "draft_model", "model": "FOLDER"}.'
+            "compute.speculative_config: the methods draft_model, eagle, eagle3 and medusa, and no "
+            'others, take a model; give JSON like {"method": "draft_model", "model": "FOLDER"}.'
         )
-    if settings.rejects and not settings.model:
+    if settings.rejects and not settings.has_weights:
         raise ConfigError(
             "compute.speculative_config: the acceptance rejection needs the probabilities of "
-            "drafts, which only a model has; name one, or leave it out."
+            "drafts, which only a model or a head has; name one, or leave it out."
         )
     if settings.prompt_lookup_min > settings.prompt_lookup_max:
         raise ConfigError(

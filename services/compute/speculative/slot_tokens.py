@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.compute.kernels.slot_entries import SlotEntry
-from services.compute.step import NO_IDS, Int32Array
+from services.compute.step import NO_IDS, Int32Array, Int64Array
 
 
 class SlotTokens:
@@ -33,6 +33,11 @@ class SlotTokens:
         """A slot's tokens and what is behind them."""
         ids_L: Int32Array = self._ids_NL[slot]
         return ids_L
+
+    def at(self, slots_T: Int64Array, positions_T: Int64Array) -> Int64Array:
+        """Tokens of slots at positions."""
+        ids_T: Int64Array = self._ids_NL[slots_T, positions_T].astype(np.int64)
+        return ids_T
 
     def append(self, slot: int, tokens: Int32Array) -> int:
         """Take what a slot's sequence went on with; returns how many tokens it has now."""

@@ -9,6 +9,8 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     Llama4ForCausalLM,
@@ -94,6 +96,15 @@ OF_ONE_TEST: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         GptOssConfig,
         GptOssForCausalLM,
         {"head_dim": 32, "intermediate_size": 48, "num_local_experts": 6, "sliding_window": 24},
+    ),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        Glm4MoeForCausalLM,
+        {
+            "num_hidden_layers": 2, "head_dim": 16, "first_k_dense_replace": 1,
+            "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3,
+            "n_shared_experts": 1, "use_qk_norm": True,
+        },
     ),
     "llama4": (  # a layer of chunks, then one without positions whose queries grow
         Llama4TextConfig,

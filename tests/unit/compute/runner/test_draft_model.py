@@ -16,31 +16,16 @@ from services.compute.runner.eager import CPU
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.registry import load_runner
-from services.compute.speculative.controller import FixedDrafts
-from services.compute.step import NO_IDS, Int32Array
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_server import Server
+from tests.unit.compute.seldom_drafts import Seldom
 from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
 
 SETTINGS = ComputeSettings(
     device="cpu", dtype="float32", max_num_seqs=16, max_batched_token_mem=512, num_threads=1
 )
 FEW_LAYERS = {"num_hidden_layers": 1}
-
-
-class Seldom(FixedDrafts):
-    """Drafts in every fifteenth step."""
-
-    num_steps = 0
-
-    def choose(
-        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
-    ) -> Int32Array:
-        self.num_steps += 1
-        if self.num_steps % 15:
-            return NO_IDS
-        return super().choose(slots_Q, limits_Q, positions_Q, num_rows)
 
 
 def drafting_with(folder: Path, **more: object) -> ComputeSettings:

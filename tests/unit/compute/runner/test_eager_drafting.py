@@ -11,6 +11,7 @@ import pytest
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.draft_heads import save_head
 from tests.unit.compute.engine_histories import EOS_IDS, check_same, play, repeating_history
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.tiny_models import make_model, save_model
@@ -30,7 +31,8 @@ class Histories:
     """What servers of a model say in the same three histories, in little memory."""
 
     def __init__(self, variant: str, folder: Path) -> None:
-        self.folder = save_model(make_model(variant), folder)
+        self.model = make_model(variant)
+        self.folder = save_model(self.model, folder)
         self.without: list[Server] = []
         self.without = self.played("off", range(3))
         assert sum(server.scheduler.stats().preemptions_total for server in self.without)
@@ -115,3 +117,15 @@ def test_an_answer_that_was_given_before_is_followed_but_not_for_another_tenant(
     assert right_of_an_answer(3, client="ben", cache_salt="own") == 0
     server.scheduler.flush_prefix_cache()
     assert right_of_an_answer(4, client="anna") == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "variant"),
+    [("eagle3", "mistral_window"), ("medusa", "llama")],
+)
+def test_a_head_that_knows_nothing_changes_no_text(
+    method: str, variant: str, tmp_path: Path, histories: dict[str, Histories]
+) -> None:
+    _, config = save_head(method, histories[variant].model, histories[variant].folder, tmp_path)
+    num_drafts, num_right, drafters = histories[variant].with_drafts(config, (1,))
+    assert 20 < num_right < num_drafts / 2 and drafters == {method}

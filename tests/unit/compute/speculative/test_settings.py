@@ -13,16 +13,19 @@ def test_the_setting_is_off_auto_or_json() -> None:
     assert read_speculative(config) == SpeculativeSettings(num_speculative_tokens=4)
     drafter = SpeculativeSettings(method="draft_model", model="small")
     assert read_speculative('{"model": "small"}') == drafter
+    assert read_speculative('{"method": "deepseek_mtp"}') == SpeculativeSettings(method="mtp")
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
         ("on", "Invalid JSON"),
-        ('{"method": "eagle"}', "method: Input should be 'ngram', 'suffix' or 'draft_model'"),
-        ('{"method": "draft_model"}', "the method draft_model, and no other, takes a model"),
-        ('{"method": "ngram", "model": "small"}', "and no other, takes a model"),
-        ('{"acceptance": "rejection"}', "probabilities of drafts, which only a model has"),
+        ('{"method": "lookahead"}', "method: Input should be 'ngram', 'suffix', 'draft_model', 'e"),
+        ('{"method": "draft_model"}', "the methods draft_model, eagle, eagle3 and medusa, and no"),
+        ('{"method": "eagle3"}', "take a model"),
+        ('{"method": "ngram", "model": "small"}', "and no others, take a model"),
+        ('{"method": "mtp", "model": "small"}', "and no others, take a model"),
+        ('{"acceptance": "rejection"}', "probabilities of drafts, which only a model or a head"),
         ('{"draft": 3}', "draft: Extra inputs"),
         ('{"num_speculative_tokens": 99}', "less than or equal to 16"),
         ('{"prompt_lookup_min": 6}', "prompt_lookup_min is above prompt_lookup_max"),

@@ -1,0 +1,104 @@
+"""Heads that guess what a model says from its hidden states. Variants are files: `eagle3`, `eagle`,
+`next_token`, and `medusa`, whose heads keep nothing of a text.
+
+Shape legend: T tokens, E hidden width, S sampled rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from common.decoder_shape import DecoderShape
+from common.errors import ModelError
+from services.compute.kernels.span import FULL
+from services.compute.layers.parts import Mixer, StepContext
+from services.compute.layers.weighted_layers import Embedding, LinearMaker, LinearMap
+from services.compute.models.builder import Builder
+from services.compute.models.safetensors_files import SafetensorsFiles
+from services.compute.models.weights import WeightSource
+
+
+class ModelEnds(NamedTuple):
+    """What a head shares with the model that it drafts for."""
+
+    shape: DecoderShape
+    embedding_VE: Tensor
+    normed: Callable[[Tensor], Tensor]  # by the norm behind the last layer
+    logits: Callable[[Tensor], Tensor]  # float32 [S, V] of what is normed
+
+
+class DraftHead(Protocol):
+    """A layer that sees a token and what the model made of the one before it.
+
+    What it makes of that stands in the place of the model's state where the next draft is made.
+    """
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the model, those whose inputs it sees; as many as there are: what the last makes."""
+        ...
+
+    @property
+    def mixers(self) -> tuple[Mixer[LinearMap], ...]: ...
+
+    def kept(self, states: Sequence[Tensor]) -> Tensor:
+        """What is kept of tokens, [T, E], whose states these are, by layer."""
+        ...
+
+    def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
+        """Its own states of a step's tokens, each behind the position with what x has of it; x may
+        be overwritten."""
+        ...
+
+    def logits(self, own_SE: Tensor) -> Tensor:
+        """Float32 [S, V] for what follows the tokens of these states."""
+        ...
+
+
+class HeadSource(NamedTuple):
+    """What a head is made of: its own tensors, and the model that it drafts for."""
+
+    shape: DecoderShape  # the head's, of one layer
+    raw: Mapping[str, Any]  # its config.json
+    weights: WeightSource
+    files: SafetensorsFiles | None  # what they are from, if they are stored
+    make_linear: LinearMaker[LinearMap]
+    ends: ModelEnds
+
+    def builder(self) -> Builder[LinearMap]:
+        return Builder(self.shape, self.raw, (FULL,), self.weights, self.make_linear)
+
+    def prefix(self, module: str) -> str:
+        """What names of a folder begin with, which has a module of this name behind it."""
+        return next((p for p in ("", "model.") if self.weights.has(p + module)), "")
+
+    def embedding(self, name: str) -> Embedding:
+        """The head's own, where the folder has one that is not the model's."""
+        shared_VE = self.ends.embedding_VE
+        if not self.has(f"{name}.weight"):
+            return Embedding(shared_VE)
+        own_VE = self.weights.take(f"{name}.weight", tuple(shared_VE.shape))
+        return Embedding(shared_VE if torch.equal(own_VE, shared_VE) else own_VE)
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor of this name is stored."""
+        return self.files is not None and self.files.has(name)
+
+    def stored(self, name: str) -> Tensor | None:
+        """A tensor in the dtype in which it is stored."""
+        return self.files.read(name) if self.files is not None and self.files.has(name) else None
+
+
+def check_fits(shape: DecoderShape, model: DecoderShape) -> None:
+    """Raise ModelError for a head of another model's sizes."""
+    for name in ("vocab_size", "hidden_size"):
+        own, wanted = getattr(shape, name), getattr(model, name)
+        if own != wanted:
+            raise ModelError(
+                f"config.json: {name} is {own}, and {wanted} in the model that it is to draft for; "
+                "take a head that was trained for this model."
+            )

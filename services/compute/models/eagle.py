@@ -1,0 +1,73 @@
+"""EAGLE and EAGLE-2 (Li et al., 2024), which have the same head: a layer without a norm before its
+attention, over a map of the token's embedding and the model's last state. It makes such a state,
+which the model's own head makes tokens of.
+
+Shape legend: T tokens, E hidden width, S sampled rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.compute.layers.parts import Hidden, Mixer, SerialLayer, StepContext, Sublayer
+from services.compute.layers.weighted_layers import Embedding, LinearMap
+from services.compute.models.builder import NormForm
+from services.compute.models.draft_head import HeadSource, ModelEnds
+from services.compute.models.llama import LlamaConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EagleHead:
+    embedding: Embedding
+    join: LinearMap
+    layer: SerialLayer[LinearMap]
+    mixers: tuple[Mixer[LinearMap], ...]
+    ends: ModelEnds
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (self.ends.shape.num_layers,)
+
+    def kept(self, states: Sequence[Tensor]) -> Tensor:
+        return self.ends.normed(states[0])
+
+    def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
+        embedded_TE = step.embed(self.embedding).x_TE
+        hidden = Hidden(self.join(torch.cat((embedded_TE, x_TE), dim=-1)))
+        self.layer(hidden, step)
+        return hidden.x_TE
+
+    def logits(self, own_SE: Tensor) -> Tensor:
+        return self.ends.logits(own_SE)
+
+
+def build_eagle(source: HeadSource) -> EagleHead:
+    config = LlamaConfig.read(source.raw)
+    if not isinstance(config, LlamaConfig):
+        raise TypeError("a config is read as its own class")
+    make, width = source.builder(), source.shape.hidden_size
+    top = source.prefix("fc")
+    at = f"{top}layers.0"
+    norm, bias = NormForm(config.rms_norm_eps), config.attention_bias
+    before = f"{at}.input_layernorm"
+    attention = make.attention(f"{at}.self_attn", make.rope(), qkv_bias=bias, out_bias=bias)
+    made = EagleHead(
+        embedding=source.embedding(f"{top}embed_tokens"),
+        join=make.linear([f"{top}fc"], [width], 2 * width, source.has(f"{top}fc.bias")),
+        layer=SerialLayer(
+            Sublayer(make.norm(before, norm) if make.has(before) else None, attention),
+            Sublayer(
+                make.norm(f"{at}.post_attention_layernorm", norm),
+                make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
+            ),
+        ),
+        mixers=(attention,),
+        ends=source.ends,
+    )
+    make.skip("lm_head.")  # a copy of the model's
+    source.weights.finish()
+    return made

@@ -1,0 +1,159 @@
+"""EAGLE-3 (Li et al., 2025): one layer over the token's embedding and three states of the model, an
+early, a middle and a late one; a head of its own, often of fewer tokens.
+
+Names are those of the authors' folders and of SpecForge's (`midlayer`), or of vLLM's speculators.
+
+Shape legend: T tokens, E hidden width, S sampled rows, V vocabulary, D that of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.errors import ModelError
+from services.compute.layers.parts import Attention, Hidden, Mixer, StepContext, Sublayer
+from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
+from services.compute.models.builder import Builder, NormForm
+from services.compute.models.draft_head import HeadSource
+from services.compute.models.head_rows import qkv_rows
+from services.compute.models.llama import LlamaConfig
+
+NUM_STATES = 3
+
+
+class Eagle3Config(LlamaConfig):
+    draft_vocab_size: int | None = None
+    norm_before_residual: bool = False
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    eagle_config: dict[str, Any] | None = None
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        """Of a model with so many, those whose inputs are seen."""
+        behind = (self.eagle_config or {}).get("eagle_aux_hidden_state_layer_ids")
+        if self.eagle_aux_hidden_state_layer_ids is not None:
+            layers = tuple(self.eagle_aux_hidden_state_layer_ids)
+        elif behind is not None:  # SpecForge counts what layers make
+            layers = tuple(layer + 1 for layer in behind)
+        else:
+            layers = 2, num_layers // 2, num_layers - 3
+        if len(layers) != NUM_STATES or not all(0 <= layer <= num_layers for layer in layers):
+            raise ModelError(
+                f"config.json: the head sees the layers {list(layers)}, and the model has "
+                f"{num_layers}; {NUM_STATES} of them are needed."
+            )
+        return layers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Eagle3Head:
+    layers: tuple[int, ...]
+    embedding: Embedding
+    fuse: LinearMap
+    token_norm: Norm
+    state_norm: Norm
+    adds_normed: bool  # the stream goes on from the normed state
+    attention: Attention[LinearMap]
+    feed_forward: Sublayer[LinearMap]
+    norm: Norm
+    head: Callable[[Tensor], Tensor]
+    ids_D: Tensor | None  # the model's tokens by those of the head; None: they are the same
+    vocab_size: int
+
+    @property
+    def mixers(self) -> tuple[Mixer[LinearMap], ...]:
+        return (self.attention,)
+
+    def kept(self, states: Sequence[Tensor]) -> Tensor:
+        return self.fuse(torch.cat(list(states), dim=-1))
+
+    def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
+        embedded_TE = self.token_norm(step.embed(self.embedding).x_TE)
+        normed_TE = self.state_norm(x_TE)
+        hidden = Hidden(normed_TE if self.adds_normed else x_TE)
+        mixed_TE = self.attention(torch.cat((embedded_TE, normed_TE), dim=-1), step)
+        step.add(hidden, mixed_TE, None, 1.0)
+        self.feed_forward(hidden, step)
+        return hidden.x_TE
+
+    def logits(self, own_SE: Tensor) -> Tensor:
+        logits_SD = self.head(self.norm(own_SE)).float()
+        if self.ids_D is None:
+            return logits_SD
+        logits_SV = logits_SD.new_full((len(logits_SD), self.vocab_size), -torch.inf)
+        return logits_SV.index_copy_(1, self.ids_D, logits_SD)
+
+
+def build_eagle3(source: HeadSource) -> Eagle3Head:
+    config = Eagle3Config.read(source.raw)
+    if not isinstance(config, Eagle3Config):
+        raise TypeError("a config is read as its own class")
+    make, shape = source.builder(), source.shape
+    top = source.prefix("fc")
+    at = next((top + n for n in ("midlayer", "layers.0") if make.has(f"{top}{n}.mlp.up_proj")), top)
+    norm, width = NormForm(config.rms_norm_eps), shape.hidden_size
+    head, ids_D = _head(source, make, config.draft_vocab_size or shape.vocab_size)
+    made = Eagle3Head(
+        layers=config.layers(source.ends.shape.num_layers),
+        embedding=source.embedding(f"{top}embed_tokens"),
+        fuse=make.linear([f"{top}fc"], [width], NUM_STATES * width, source.has(f"{top}fc.bias")),
+        token_norm=make.norm(f"{at}.input_layernorm", norm),
+        state_norm=make.norm(f"{at}.hidden_norm", norm),
+        adds_normed=config.norm_before_residual,
+        attention=_attention(make, f"{at}.self_attn", config.attention_bias),
+        feed_forward=Sublayer(
+            make.norm(f"{at}.post_attention_layernorm", norm),
+            make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
+        ),
+        norm=make.norm(f"{top}norm", norm),
+        head=head,
+        ids_D=ids_D,
+        vocab_size=shape.vocab_size,
+    )
+    make.skip(f"{top}t2d", f"{top}d2t")
+    source.weights.finish()
+    return made
+
+
+def _attention(make: Builder[LinearMap], at: str, bias: bool) -> Attention[LinearMap]:
+    """Its input is the token's embedding, and the state beside it."""
+    shape, rope = make.shape, make.rope()
+    kv_rows = shape.num_kv_heads * shape.head_dim
+    rows = [shape.num_heads * shape.head_dim, kv_rows, kv_rows]
+    order = qkv_rows(shape, make.heads, rope, by_kv_head=False)
+    names = [f"{at}.{name}_proj" for name in "qkv"]
+    qkv = make.linear(names, rows, 2 * shape.hidden_size, bias, order)
+    return make.mixer(qkv, make.out(f"{at}.o_proj", bias), rope)
+
+
+def _head(
+    source: HeadSource, make: Builder[LinearMap], num_ids: int
+) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+    """What makes logits, and of which tokens they are; the model's head where there is none."""
+    vocab_size = source.shape.vocab_size
+    if not make.has("lm_head"):
+        if num_ids != vocab_size:
+            raise ModelError(
+                f"config.json: draft_vocab_size is {num_ids}, and the folder has no lm_head of "
+                "them; download it again."
+            )
+        return source.ends.logits, None
+    head = make.linear(["lm_head"], [num_ids], source.shape.hidden_size, bias=False)
+    further_D = source.stored("d2t" if source.has("d2t") else "model.d2t")
+    if further_D is None and num_ids == vocab_size:
+        return head, None
+    ids_D = torch.arange(num_ids)
+    if further_D is not None:
+        if further_D.shape != ids_D.shape:
+            raise ModelError(
+                f"d2t has {len(further_D)} tokens, and config.json says {num_ids}; download it "
+                "again."
+            )
+        ids_D += further_D.long()  # how much further a token's id is in the model
+    if not 0 <= int(ids_D.min()) <= int(ids_D.max()) < vocab_size:
+        raise ModelError("d2t names tokens that the model does not have; download it again.")
+    return head, ids_D

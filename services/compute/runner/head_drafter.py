@@ -1,0 +1,265 @@
+"""A head that sees the states of the model that it drafts for, on the CPU (EAGLE, EAGLE-3, the
+next-token layers of DeepSeek V3 and GLM-4.5).
+
+It sees a token together with what the model made of the one before. So its key and value of a token
+are a function of the text up to that token, and lie at its place, in pages by the numbers of the
+model's: a page that sequences share is right for each of them. The first token has none. What the
+model made is kept in pages, too: the head reads prompts with the model, and of answers, when it has
+to draft, what it has not yet read. How much of a page it has read is counted by page: whoever comes
+by a page that nobody has drafted in, as an answer without drafts, reads it then.
+
+A first draft is made of the model's state, further ones of the head's own. What it writes for those
+lies behind what counts as read, and is read again when it is known what was right.
+
+Shape legend: R rows, T tokens, N slots, Q decode rows, C chunks, D rows that are drafted for, P
+those of a pass, K drafts of a row, E hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.compute.distributed.ranks import ALONE
+from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.span import AttentionSpan
+from services.compute.kv.transfer import Direction, PagePairs
+from services.compute.layers.eager_attention import EagerAttention, Geometry, plan_attention
+from services.compute.layers.eager_step import EagerStep, RopeTables
+from services.compute.layers.page_layers import layers_of
+from services.compute.layers.paged_cache import PagedCache, copy_pages
+from services.compute.models.draft_head import DraftHead
+from services.compute.runner.hidden_pages import (
+    HiddenPages,
+    PageCounts,
+    PagedRows,
+    PlaceTable,
+    tokens_of,
+)
+from services.compute.sampling.sampler import Sampler
+from services.compute.speculative.acceptance import NO_DRAFT
+from services.compute.speculative.drafter import ChunkRows, DecodeRows
+from services.compute.speculative.slot_tokens import SlotTokens
+from services.compute.step import NO_IDS, Int32Array, Int64Array
+
+P = TypeVar("P", bound=Any)  # a position, or an array or a tensor of them
+
+READ_AT_ONCE = 512  # tokens of a sequence, whose last ones it drafts behind
+FEW = 8  # that are rows of one token each, as drafts are: chunks are attended to one by one
+
+
+class BehindFirst(AttentionSpan):
+    """The same positions without the first, of which a head has nothing."""
+
+    __slots__ = ()
+
+    def first_position(self, position: P) -> P:
+        first = AttentionSpan.first_position(self, position)
+        return first + (first == 0) * (position > 0)  # type: ignore[no-any-return]
+
+
+class HeadCache(NamedTuple):
+    """Keys and values of a head, with a page wherever the model has one, and its rotations."""
+
+    pages: PagedCache
+    geometry: Geometry
+    ropes: RopeTables
+
+
+class HeadSizes(NamedTuple):
+    """What a head drafts for, and which of DRAFTERS it is."""
+
+    num_slots: int
+    max_positions: int
+    max_drafts: int
+    drafter: int
+
+
+class HeadDrafter:
+    """Drafts with a head; it knows slots and their pages."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        hidden: HiddenPages,
+        cache: HeadCache,
+        table: PlaceTable,
+        sampler: Sampler,
+        sizes: HeadSizes,
+    ) -> None:
+        self._head = head
+        self._hidden = hidden
+        self._cache = cache
+        self._layers = layers_of(cache.pages)
+        self._table = table
+        self._span = BehindFirst(table.span.step, table.span.back)
+        self._sampler = sampler
+        self._drafter = sizes.drafter
+        self._tokens = SlotTokens(sizes.num_slots, sizes.max_positions)
+        counts = PageCounts(len(cache.pages.device_pages), len(cache.pages.host_pages))
+        self._read_pages = PagedRows(counts, (1,), torch.int64)
+        self._num_read_P = self._read_pages.device.view(-1).numpy()  # by page
+        self._open = np.full(sizes.max_drafts, NO_DRAFT, dtype=np.int32)
+
+    @property
+    def computes(self) -> bool:
+        return True
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._head.layers
+
+    def enter(self, entry: SlotEntry) -> None:
+        self._tokens.enter(entry)
+
+    def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
+        if not self._tokens.count(slot):
+            return NO_IDS, self._drafter
+        self._tokens.append(slot, tokens)
+        return self._open, self._drafter
+
+    def read(self, chunks: ChunkRows) -> Iterable[bool]:
+        """Chunks are read when the model has: see `observe`."""
+        self._begin_pages(*tokens_of(chunks.slots_C, chunks.start_C, chunks.len_C))
+        return ()
+
+    def observe(
+        self, rows: ChunkRows, num_decodes: int, states: Sequence[Tensor]
+    ) -> Iterable[bool]:
+        """Keep what the model made of a step's rows, and read the chunks of those that draft."""
+        slots_R, start_R, len_R, _ = rows
+        self._hidden.write(*tokens_of(slots_R, start_R, len_R), self._head.kept(states))
+        slots_C, ends_C = slots_R[num_decodes:], (start_R + len_R)[num_decodes:]
+        drafts = np.array([self._tokens.count(slot) > 0 for slot in slots_C.tolist()], np.bool_)
+        if drafts.any():
+            yield from self._read_up_to(slots_C[drafts], ends_C[drafts])
+
+    def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:
+        slots_Q, positions_Q, _, indices_Q, num_drafts_Q = decodes
+        self._begin_pages(*tokens_of(slots_Q, positions_Q, num_drafts_Q + 1))
+        # What is there already has been given: it must come.
+        drafted = np.flatnonzero((num_drafts_Q > 0) & (drafts_NK[slots_Q, 0] == NO_DRAFT))
+        if not len(drafted):
+            return
+        slots_P, positions_P, indices_P, num_drafts_P = (
+            column[drafted] for column in (slots_Q, positions_Q, indices_Q, num_drafts_Q)
+        )
+        own_PE = yield from self._read_last(slots_P, positions_P)
+        for number in range(int(num_drafts_P.max())):
+            if number:
+                goes_on = num_drafts_P > number
+                slots_P, positions_P, indices_P, num_drafts_P = (
+                    column[goes_on] for column in (slots_P, positions_P, indices_P, num_drafts_P)
+                )
+                x_PE = own_PE[torch.from_numpy(goes_on)]
+                tokens_P = drafts_NK[slots_P, number - 1]
+                ones = np.ones_like(slots_P)
+                rows = ChunkRows(slots_P, positions_P + number, ones, tokens_P)
+                own_PE = yield from self._forward(rows, len(slots_P), x_PE)
+            guesses_P = self._sampler.guess(
+                self._head.logits(own_PE), slots_P, indices_P + number, drafts_NK[slots_P, :number]
+            )
+            drafts_NK[slots_P, number] = guesses_P.numpy()
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> None:
+        """Copy what lies in pages, with those of the model."""
+        copy_pages(*self._cache.pages.sides(direction), pages)
+        self._hidden.transfer(direction, pages)
+        self._read_pages.transfer(direction, pages)
+
+    def _begin_pages(self, slots_T: Int64Array, positions_T: Int64Array) -> None:
+        """Pages whose first position the model writes begin anew."""
+        first = positions_T % self._table.page_tokens == 0
+        if not first.any():
+            return
+        pages = self._table.of(slots_T[first], positions_T[first])
+        self._num_read_P[pages] = positions_T[first] == 0  # of which there is nothing to read
+        self._cache.pages.clear(pages.tolist())
+
+    def _first_unread(self, slot: int, end: int) -> int:
+        """Where the first position lies, before `end`, that is seen from there and was not read."""
+        page_tokens = self._table.page_tokens
+        first_seen = int(self._span.first_position(end - 1))
+        pages = range(first_seen // page_tokens, (end - 1) // page_tokens + 1)
+        num_read = self._num_read_P[self._table.pages_NL[slot, pages.start : pages.stop]]
+        page = int(np.argmax(num_read < page_tokens)) if num_read.min() < page_tokens else -1
+        if page < 0:
+            return end
+        return min(max((pages.start + page) * page_tokens + int(num_read[page]), first_seen), end)
+
+    def _note_read(self, slot: int, start: int, end: int) -> None:
+        page_tokens = self._table.page_tokens
+        pages = np.arange(start // page_tokens, -(-end // page_tokens))
+        num_read = np.minimum(end - pages * page_tokens, page_tokens)
+        self._num_read_P[self._table.pages_NL[slot, pages]] = num_read
+
+    def _unread_parts(self, slot: int, end: int) -> Iterator[tuple[int, int]]:
+        """What a slot's text has before `end` that was not read, in parts that are read at once.
+
+        Each counts as read when it is given out: rows of one step that share it read it once.
+        """
+        while (start := self._first_unread(slot, end)) < end:
+            stop = min(start + READ_AT_ONCE, end)
+            self._note_read(slot, start, stop)
+            yield start, stop
+
+    def _read_up_to(self, slots_R: Int64Array, ends_R: Int64Array) -> Generator[bool, None, None]:
+        for slot, end in zip(slots_R.tolist(), ends_R.tolist(), strict=True):
+            for start, stop in self._unread_parts(slot, end):
+                part = np.array([[slot], [start], [stop - start]])
+                yield from self._read(part[0], part[1], part[2], num_decodes=0)
+
+    def _read_last(
+        self, slots_P: Int64Array, positions_P: Int64Array
+    ) -> Generator[bool, None, Tensor]:
+        """Read all that is left up to the tokens at these positions; returns the states of those,
+        which are read again if they were."""
+        start_P = np.empty_like(positions_P)
+        columns = zip(slots_P.tolist(), positions_P.tolist(), strict=True)
+        for row, (slot, position) in enumerate(columns):
+            start = self._first_unread(slot, position + 1)
+            if start + READ_AT_ONCE <= position:
+                ends = np.array([position - position % READ_AT_ONCE])
+                yield from self._read_up_to(np.array([slot]), ends)
+                start = self._first_unread(slot, position + 1)
+            start_P[row] = min(start, position)
+            self._note_read(slot, start_P[row], position + 1)
+        len_P = positions_P + 1 - start_P
+        order = np.argsort(len_P > FEW, kind="stable")  # those with few to read come first
+        few, many = np.split(order, [int((len_P <= FEW).sum())])
+        slots_T, positions_T = tokens_of(slots_P[few], start_P[few], len_P[few])
+        own_TE = yield from self._read(
+            np.concatenate((slots_T, slots_P[many])),
+            np.concatenate((positions_T, start_P[many])),
+            np.concatenate((np.ones_like(slots_T), len_P[many])),
+            len(slots_T),
+        )
+        last_P = np.empty_like(order)
+        last_P[order] = np.cumsum(len_P[order]) - 1
+        return own_TE.index_select(0, torch.from_numpy(last_P))
+
+    def _read(
+        self, slots_R: Int64Array, start_R: Int64Array, len_R: Int64Array, num_decodes: int
+    ) -> Generator[bool, None, Tensor]:
+        """The head's states of tokens that are known, of which the first rows have one each."""
+        where_T = tokens_of(slots_R, start_R, len_R)
+        rows = ChunkRows(slots_R, start_R, len_R, self._tokens.at(*where_T))
+        return (yield from self._forward(rows, num_decodes, self._hidden.before(*where_T)))
+
+    def _forward(
+        self, rows: ChunkRows, num_decodes: int, x_TE: Tensor
+    ) -> Generator[bool, None, Tensor]:
+        slots_R, start_R, len_R, tokens_T = rows
+        cache, geometry, ropes = self._cache
+        num_pages = -(-int((start_R + len_R).max()) // geometry.page_tokens)
+        pages_RL = self._table.pages_NL[slots_R, :num_pages]
+        work = plan_attention(start_R, len_R, pages_RL, num_decodes, geometry, self._span)
+        attention = EagerAttention(cache, (work,), self._layers)
+        step = EagerStep(torch.from_numpy(tokens_T), attention, ropes, ALONE)
+        own_TE = self._head.forward(x_TE, step)
+        yield True
+        return own_TE

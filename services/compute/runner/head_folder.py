@@ -1,0 +1,123 @@
+"""The head that the settings name, for a model: all of its folder but the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.decoder_shape import DecoderShape, architecture_of, read_shape
+from common.errors import ConfigError, ModelError
+from common.model_folder import locate, read_model_config
+from services.compute.models.draft_head import check_fits
+from services.compute.models.families import ModelConfig
+from services.compute.speculative.settings import SpeculativeSettings
+
+WHERE = "compute.speculative_config"
+MOST_HEADS = 16  # of Medusa: several times what was trained
+LAYER_FIELDS = "transformer_layer_config"  # in folders of speculators (vLLM's)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFolder:
+    method: str
+    folder: Path  # the model's own where the head is in its files
+    raw: Mapping[str, Any]
+    shape: DecoderShape  # of its one layer
+    num_heads: int = 0  # of Medusa: each makes one draft; 0: as many as are wanted
+    num_blocks: int = 0  # of each of these
+
+    @property
+    def has_layer(self) -> bool:
+        """Whether it keeps something of each token beside the model's state."""
+        return not self.num_heads
+
+    def page_bytes(self, page_tokens: int, dtype: torch.dtype) -> int:
+        """What a page is larger by."""
+        state_bytes = page_tokens * self.shape.hidden_size * dtype.itemsize
+        if not self.has_layer:
+            return state_bytes
+        return state_bytes + self.shape.layer_cache_bytes(page_tokens, dtype.itemsize)
+
+
+def read_head(
+    drafts: SpeculativeSettings | None, model_folder: Path, model: ModelConfig
+) -> HeadFolder | None:
+    """None if no head drafts; ConfigError for one that cannot draft for this model."""
+    if drafts is None or not drafts.is_head:
+        return None
+    try:
+        if drafts.method == "mtp":
+            return _next_token(model_folder, model)
+        folder = locate(drafts.model)
+        raw = read_model_config(folder)
+        if drafts.method == "medusa":
+            return _medusa(folder, raw, model, drafts)
+        return _eagle(folder, raw, model, drafts)
+    except ModelError as error:
+        raise ConfigError(f"{WHERE}: {drafts.model or drafts.method}: {error}") from error
+
+
+def _eagle(
+    folder: Path, raw: Mapping[str, Any], model: ModelConfig, drafts: SpeculativeSettings
+) -> HeadFolder:
+    name, is_third = architecture_of(raw), drafts.method == "eagle3"
+    if ("eagle3" in name.lower()) != is_third or not ("llama" in name.lower() or is_third):
+        other = "eagle" if is_third else "eagle3"
+        raise ModelError(
+            f"config.json names the architecture {name[:80]}, which is no head of the method "
+            f"{drafts.method}; is it one of {other}?"
+        )
+    fields = {**raw, **(raw.get(LAYER_FIELDS) or {}), "architectures": ["LlamaForCausalLM"]}
+    shape = read_shape(fields)
+    if shape.num_layers != 1:
+        raise ModelError(
+            f"config.json: num_hidden_layers is {shape.num_layers}; heads of one layer are "
+            "supported."
+        )
+    check_fits(shape, model.shape)
+    return HeadFolder(drafts.method, folder, fields, shape)
+
+
+def _medusa(
+    folder: Path, raw: Mapping[str, Any], model: ModelConfig, drafts: SpeculativeSettings
+) -> HeadFolder:
+    num_heads = _count(raw, "medusa_num_heads", "num_heads")
+    num_blocks = _count(raw, "medusa_num_layers", "num_hidden_layers")
+    if drafts.num_speculative_tokens > num_heads:
+        raise ModelError(
+            f"there are {num_heads} heads, each of which makes one draft; lower "
+            f"num_speculative_tokens, which is {drafts.num_speculative_tokens}."
+        )
+    return HeadFolder("medusa", folder, raw, _one_layer(model.shape), num_heads, num_blocks)
+
+
+def _count(raw: Mapping[str, Any], name: str, in_vllm: str) -> int:
+    value = raw.get(name) or raw.get(in_vllm)
+    if not isinstance(value, int) or not 1 <= value <= MOST_HEADS:
+        raise ModelError(
+            f"config.json: {name} has to be from 1 to {MOST_HEADS}, not {str(value)[:40]}."
+        )
+    return value
+
+
+def _next_token(folder: Path, model: ModelConfig) -> HeadFolder:
+    if model.family.next_token_layers is None:
+        raise ModelError(
+            "models of this family have no layers that predict further tokens; DeepSeek V3 and "
+            "GLM-4.5 have. Take another method."
+        )
+    if not model.raw.get("num_nextn_predict_layers"):
+        raise ModelError(
+            "config.json: num_nextn_predict_layers is 0: the model came without its layers that "
+            "predict further tokens. Take another method."
+        )
+    return HeadFolder("mtp", folder, model.raw, _one_layer(model.shape))
+
+
+def _one_layer(shape: DecoderShape) -> DecoderShape:
+    experts = None if shape.experts is None else replace(shape.experts, is_dense=(False,))
+    return replace(shape, num_layers=1, experts=experts)

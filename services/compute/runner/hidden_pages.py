@@ -1,0 +1,89 @@
+"""What a head keeps of the model's states, one of each position, in pages by the numbers of the
+model's own, so that it goes where they go.
+
+Shape legend: R rows, T tokens, N slots, L pages of a slot, E width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.compute.kernels.span import AttentionSpan
+from services.compute.kv.transfer import Direction, PagePairs
+from services.compute.layers.paged_cache import copy_pages
+from services.compute.step import Int64Array
+
+
+class PageCounts(NamedTuple):
+    """Pages of the device and of the host."""
+
+    device: int
+    host: int
+
+
+class PlaceTable(NamedTuple):
+    """The model's, of layers that see the same positions as the head."""
+
+    pages_NL: Int64Array
+    page_tokens: int
+    span: AttentionSpan
+
+    def of(self, slots_T: Int64Array, positions_T: Int64Array) -> Int64Array:
+        return self.pages_NL[slots_T, positions_T // self.page_tokens]
+
+
+class PagedRows:
+    """A memory with something of each page, on the device and on the host; zeros at first.
+
+    The system hands out its memory as it is touched, which `torch.zeros` would do at once.
+    """
+
+    def __init__(self, counts: PageCounts, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        self.device, self._host = (
+            torch.from_numpy(np.zeros(count * num_bytes, np.uint8)).view(dtype).view(-1, *shape)
+            for count in counts
+        )
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> None:
+        to_host = direction is Direction.TO_HOST
+        source, target = (self.device, self._host) if to_host else (self._host, self.device)
+        copy_pages(source, target, pages)
+
+
+class HiddenPages:
+    def __init__(
+        self, table: PlaceTable, counts: PageCounts, width: int, dtype: torch.dtype
+    ) -> None:
+        self._table = table
+        self._rows = PagedRows(counts, (table.page_tokens, width), dtype)
+        self._flat = self._rows.device.view(-1, width)
+
+    def write(self, slots_T: Int64Array, positions_T: Int64Array, x_TE: Tensor) -> None:
+        self._flat[self._places(slots_T, positions_T)] = x_TE
+
+    def before(self, slots_T: Int64Array, positions_T: Int64Array) -> Tensor:
+        """[T, E] of the positions before these."""
+        return self._flat[self._places(slots_T, np.maximum(positions_T - 1, 0))]
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> None:
+        self._rows.transfer(direction, pages)
+
+    def _places(self, slots_T: Int64Array, positions_T: Int64Array) -> Tensor:
+        pages_T = self._table.of(slots_T, positions_T)
+        page_tokens = self._table.page_tokens
+        return torch.from_numpy(pages_T * page_tokens + positions_T % page_tokens)
+
+
+def tokens_of(
+    slots_R: Int64Array, start_R: Int64Array, len_R: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Slot and position of each token of rows."""
+    first_R = np.cumsum(len_R) - len_R
+    positions_T = np.arange(int(len_R.sum())) + np.repeat(start_R - first_R, len_R)
+    return np.repeat(slots_R, len_R), positions_T

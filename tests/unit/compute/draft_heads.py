@@ -1,0 +1,245 @@
+"""Heads that draft, as plain torch modules whose tensors have the published names: they say what
+a head guesses of a whole text, without pages, chunks and steps.
+
+The layers are those of transformers. Each head sees, at the place of a token, the model's state of
+the one before.
+
+Shape legend: T tokens, E hidden width.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+NUM_DRAFTS = 3
+
+
+class Head(nn.Module):
+    """What all have in common: states of a text, of which drafts are made one by one."""
+
+    layers: tuple[int, ...]  # of the model, whose inputs it sees; -1: the state behind the norm
+    std = 0.3  # of random weights, for logits of about the model's size
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.__dict__["model"] = model  # not one of its modules
+
+    def kept(self, states_TE: list[Tensor]) -> Tensor:
+        return states_TE[0]
+
+    def own(self, embedded_TE: Tensor, x_TE: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def logits(self, own_TE: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def drafts(self, text: list[int], count: int, bias_V: Tensor) -> list[int]:
+        """So many for what follows a text, whose last token the model has not seen; greedy."""
+        embed = self.model.get_input_embeddings()
+        with torch.inference_mode():
+            out = self.model(torch.tensor([text[:-1]]), output_hidden_states=True)
+            x_TE = self.kept([out.hidden_states[layer][0] for layer in self.layers])
+            guessed: list[int] = []
+            for _ in range(count):
+                embedded_TE = embed(torch.tensor(text[1:] + guessed))
+                last_E = self.own(embedded_TE, x_TE.clone())[-1:]
+                guessed.append(int((self.logits(last_E) + bias_V).argmax()))
+                x_TE = torch.cat((x_TE, last_E))
+        return guessed
+
+    def run(self, layer: nn.Module, x_TE: Tensor) -> Tensor:
+        """A causal layer of transformers over a whole text."""
+        positions = torch.arange(len(x_TE))[None]
+        mask = torch.full((len(x_TE),) * 2, -torch.inf, dtype=x_TE.dtype).triu(1)
+        rope = self.model.model.rotary_emb(x_TE[None], positions)
+        out = layer(
+            x_TE[None],
+            attention_mask=mask[None, None],
+            position_ids=positions,
+            position_embeddings=rope,
+        )
+        return (out[0] if isinstance(out, tuple) else out).view(len(x_TE), -1)
+
+    def save(self, folder: Path, **config: Any) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: x.contiguous().clone() for name, x in self.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+        fields = self.model.config.to_dict() | {"num_hidden_layers": 1} | config
+        (folder / "config.json").write_text(json.dumps(fields, default=str))
+        return folder
+
+
+class Eagle3(Head):
+    def __init__(self, model: PreTrainedModel, num_ids: int) -> None:
+        super().__init__(model)
+        config = layer_config(model)
+        width = config.hidden_size
+        self.layers = (2, model.config.num_hidden_layers // 2, model.config.num_hidden_layers - 3)
+        self.fc = nn.Linear(3 * width, width, bias=False)
+        self.midlayer = LlamaDecoderLayer(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            rows = getattr(self.midlayer.self_attn, name).out_features
+            setattr(self.midlayer.self_attn, name, nn.Linear(2 * width, rows, bias=False))
+        self.midlayer.hidden_norm = LlamaRMSNorm(width, config.rms_norm_eps)
+        self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
+        self.lm_head = nn.Linear(width, num_ids, bias=False)
+        ids = torch.arange(0, config.vocab_size, config.vocab_size / num_ids).long()
+        self.register_buffer("d2t", ids - torch.arange(num_ids))
+        self.register_buffer("t2d", torch.isin(torch.arange(config.vocab_size), ids))
+
+    def kept(self, states_TE: list[Tensor]) -> Tensor:
+        return self.fc(torch.cat(states_TE, -1))
+
+    def own(self, embedded_TE: Tensor, x_TE: Tensor) -> Tensor:
+        layer = self.midlayer
+        both = torch.cat((layer.input_layernorm(embedded_TE), layer.hidden_norm(x_TE)), -1)
+        x_TE = x_TE + self.run(layer.self_attn, both)
+        return x_TE + layer.mlp(layer.post_attention_layernorm(x_TE))
+
+    def logits(self, own_TE: Tensor) -> Tensor:
+        logits = self.lm_head(self.norm(own_TE))
+        out = logits.new_full((len(logits), self.model.config.vocab_size), -torch.inf)
+        out[:, torch.arange(logits.shape[1]) + self.d2t] = logits
+        return out
+
+
+class Eagle(Head):
+    layers = (-1,)
+    std = 0.05
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        width = model.config.hidden_size
+        self.fc = nn.Linear(2 * width, width)
+        self.layers_ = nn.ModuleList([LlamaDecoderLayer(layer_config(model), 0)])
+        self.layers_[0].input_layernorm = nn.Identity()
+
+    def own(self, embedded_TE: Tensor, x_TE: Tensor) -> Tensor:
+        return self.run(self.layers_[0], self.fc(torch.cat((embedded_TE, x_TE), -1)))
+
+    def logits(self, own_TE: Tensor) -> Tensor:
+        return self.model.lm_head(own_TE)
+
+    def state_dict(self, *args: Any, **more: Any) -> dict[str, Tensor]:
+        tensors = super().state_dict(*args, **more)
+        named = {name.replace("layers_.", "layers."): x for name, x in tensors.items()}
+        return named | {"embed_tokens.weight": self.model.get_input_embeddings().weight}
+
+
+class Medusa(Head):
+    layers = (-1,)
+
+    def __init__(self, model: PreTrainedModel, num_heads: int) -> None:
+        super().__init__(model)
+        width, vocab_size = model.config.hidden_size, model.config.vocab_size
+        for number in range(num_heads):
+            block = nn.ModuleDict({"linear": nn.Linear(width, width)})
+            head = nn.Linear(width, vocab_size, bias=False)
+            self.add_module(str(number), nn.ModuleList([block, head]))
+
+    def drafts(self, text: list[int], count: int, bias_V: Tensor) -> list[int]:
+        with torch.inference_mode():
+            out = self.model(torch.tensor([text[:-1]]), output_hidden_states=True)
+            x_E = out.hidden_states[-1][0, -1]
+            return [int((self.guess(x_E, number) + bias_V).argmax()) for number in range(count)]
+
+    def guess(self, x_E: Tensor, number: int) -> Tensor:
+        block, head = getattr(self, str(number))
+        return head(x_E + F.silu(block["linear"](x_E)))
+
+
+class NextToken(Head):
+    """The layer behind the last one of a model whose folder it is saved in."""
+
+    layers = (-1,)
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        config = model.config
+        width, number = config.hidden_size, config.num_hidden_layers
+        kinds = {"deepseek_v3": DeepseekV3DecoderLayer, "glm4_moe": Glm4MoeDecoderLayer}
+        self.layer = kinds[config.model_type](config, number)
+        self.enorm, self.hnorm, self.last = (
+            LlamaRMSNorm(width, config.rms_norm_eps) for _ in range(3)
+        )
+        self.eh_proj = nn.Linear(2 * width, width, bias=False)
+        self.head = nn.Linear(width, config.vocab_size, bias=False)
+
+    def own(self, embedded_TE: Tensor, x_TE: Tensor) -> Tensor:
+        both = torch.cat((self.enorm(embedded_TE), self.hnorm(x_TE)), -1)
+        return self.last(self.run(self.layer, self.eh_proj(both)))
+
+    def logits(self, own_TE: Tensor) -> Tensor:
+        return self.head(own_TE)
+
+    def save_beside(self, folder: Path) -> Path:
+        """Write its tensors into the model's folder, which is whole then."""
+        at = f"model.layers.{self.model.config.num_hidden_layers}."
+        names = {"layer.": "", "last.": "shared_head.norm.", "head.": "shared_head.head."}
+        tensors = dict(self.model.state_dict())
+        for name, x in self.state_dict().items():
+            for ours, published in names.items():
+                if name.startswith(ours):
+                    name = published + name.removeprefix(ours)
+                    break
+            tensors[at + name] = x
+        tensors[f"{at}embed_tokens.weight"] = self.model.get_input_embeddings().weight
+        save_file(
+            {n: x.contiguous().clone() for n, x in tensors.items()}, folder / "model.safetensors"
+        )
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 1}))
+        return folder
+
+
+H = TypeVar("H", bound=Head)
+
+
+def random_weights(head: H, seed: int = 3) -> H:
+    """Sharp enough that rounding does not decide a draft."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            is_norm = "norm" in name or name.startswith("last")
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * head.std + is_norm)
+    return head.eval()
+
+
+def layer_config(model: PreTrainedModel) -> LlamaConfig:
+    """Of a layer like Llama's, of the model's sizes."""
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: getattr(model.config, name) for name in (*names, "vocab_size", "rms_norm_eps")}
+    return LlamaConfig(**sizes, num_hidden_layers=1, attn_implementation="eager")
+
+
+def save_head(
+    method: str, model: PreTrainedModel, folder: Path, head_folder: Path
+) -> tuple[Head, str]:
+    """A random head of this method, saved for the model in a folder, and the setting that names
+    it."""
+    fields: dict[str, Any] = {"method": method, "num_speculative_tokens": NUM_DRAFTS}
+    if method == "mtp":
+        within = random_weights(NextToken(model))
+        within.save_beside(folder)
+        return within, json.dumps(fields)
+    head: Head
+    if method == "eagle3":
+        head, names = Eagle3(model, 120), {"architectures": ["LlamaForCausalLMEagle3"]}
+        config: dict[str, Any] = {**names, "draft_vocab_size": 120}
+    elif method == "eagle":
+        head, config = Eagle(model), {"architectures": ["LlamaForCausalLM"]}
+    else:
+        head, config = Medusa(model, 4), {"medusa_num_heads": 4, "medusa_num_layers": 1}
+    random_weights(head).save(head_folder, **config)
+    return head, json.dumps({**fields, "model": str(head_folder)})

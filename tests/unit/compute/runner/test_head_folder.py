@@ -1,0 +1,84 @@
+"""A head is refused by name where it cannot draft for a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from services.compute.config import ComputeSettings
+from services.compute.runner.eager import CPU
+from services.compute.runner.model_loader import ModelLoader
+from services.compute.runner.registry import load_runner
+from tests.unit.compute.tiny_models import make_model, save_model
+
+FEW_LAYERS = {"num_hidden_layers": 1}
+
+
+def drafting_with(method: str, folder: Path | None = None, **more: object) -> ComputeSettings:
+    named = {} if folder is None else {"model": str(folder)}
+    config = json.dumps({"method": method, **named, **more})
+    return ComputeSettings(device="cpu", dtype="float32", speculative_config=config)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model("llama", **FEW_LAYERS), tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "says"),
+    [
+        ("eagle3", {}, "LlamaForCausalLM, which is no head of the method eagle3; is it one of ea"),
+        ("eagle", {"architectures": ["Eagle3Speculator"]}, "no head of the method eagle; is it"),
+        ("eagle", {"hidden_size": 32}, "hidden_size is 32, and 64 in the model that it is to dra"),
+        ("eagle", {"vocab_size": 50}, "vocab_size is 50, and 199 in the model"),
+        ("eagle", {"num_hidden_layers": 2}, "heads of one layer are supported"),
+        ("medusa", {"medusa_num_heads": 0}, "medusa_num_heads has to be from 1 to 16, not None"),
+        ("medusa", {"medusa_num_heads": 2}, "there are 2 heads, .* lower num_speculative_tokens"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(
+    method: str, changes: dict[str, Any], says: str, model: Path, tmp_path: Path
+) -> None:
+    config = json.loads((model / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=f"compute.speculative_config: .*{says}"):
+        ModelLoader.read(model, drafting_with(method, tmp_path, num_speculative_tokens=3), CPU)
+
+
+def test_a_model_without_layers_for_further_tokens_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mtp: models of this family have no layers that predict"):
+        ModelLoader.read(model, drafting_with("mtp"), CPU)
+    config = make_model("deepseek_v3").config.to_dict() | {"num_nextn_predict_layers": 0}
+    fields = {"architectures": ["DeepseekV3ForCausalLM"], **config}
+    (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
+    with pytest.raises(ConfigError, match="num_nextn_predict_layers is 0: the model came without"):
+        ModelLoader.read(tmp_path, drafting_with("mtp"), CPU)
+
+
+def test_heads_do_not_draft_for_a_model_that_is_split() -> None:
+    settings = drafting_with("mtp").model_copy(update={"tensor_parallel_size": 2})
+    with pytest.raises(ConfigError, match="mtp cannot draft for a model that is split over ranks"):
+        load_runner(Path("nowhere"), settings)
+
+
+def test_a_page_has_room_for_states_and_for_what_the_head_keeps(
+    model: Path, tmp_path: Path
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "medusa_num_heads": 4}))
+    alone = ModelLoader.read(model, drafting_with("ngram"), CPU)
+    state_bytes = 64 * 4 * alone.settings.page_tokens
+    sizes = [
+        ModelLoader.read(model, drafting_with(method, tmp_path), CPU).page_bytes
+        for method in ("medusa", "eagle")
+    ]
+    # a model of one layer keeps as much as a head does
+    assert sizes == [
+        alone.page_bytes + state_bytes,
+        2 * alone.page_bytes + state_bytes,
+    ]
