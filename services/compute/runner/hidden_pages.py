@@ -38,22 +38,22 @@ class PlaceTable(NamedTuple):
 
 
 class PagedRows:
-    """A memory with something of each page, on the device and on the host; zeros at first.
-
-    The system hands out its memory as it is touched, which `torch.zeros` would do at once.
-    """
+    """A memory with something of each page, on the device and on the host; zeros at first."""
 
     def __init__(self, counts: PageCounts, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        num_bytes = math.prod(shape) * dtype.itemsize
-        self.device, self._host = (
-            torch.from_numpy(np.zeros(count * num_bytes, np.uint8)).view(dtype).view(-1, *shape)
-            for count in counts
-        )
+        self.device, self._host = (_zeros((count, *shape), dtype) for count in counts)
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         to_host = direction is Direction.TO_HOST
         source, target = (self.device, self._host) if to_host else (self._host, self.device)
         copy_pages(source, target, pages)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The system hands out their memory as it is touched, where `torch.zeros` touches all."""
+    if not (num_bytes := math.prod(shape) * dtype.itemsize):
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
 
 class HiddenPages:

@@ -4,7 +4,7 @@ a head guesses of a whole text, without pages, chunks and steps.
 The layers are those of transformers. Each head sees, at the place of a token, the model's state of
 the one before.
 
-Shape legend: T tokens, E hidden width.
+Shape legend: B texts, T tokens, E hidden width.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Head(nn.Module):
         super().__init__()
         self.__dict__["model"] = model  # not one of its modules
 
-    def kept(self, states_TE: list[Tensor]) -> Tensor:
-        return states_TE[0]
+    def kept(self, states: list[Tensor]) -> Tensor:
+        return states[0]
 
-    def own(self, embedded_TE: Tensor, x_TE: Tensor) -> Tensor:
+    def own(self, embedded_BTE: Tensor, x_BTE: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def logits(self, own_TE: Tensor) -> Tensor:
+    def logits(self, own_BTE: Tensor) -> Tensor:
         raise NotImplementedError
 
     def drafts(self, text: list[int], count: int, bias_V: Tensor) -> list[int]:
@@ -49,27 +49,27 @@ class Head(nn.Module):
         embed = self.model.get_input_embeddings()
         with torch.inference_mode():
             out = self.model(torch.tensor([text[:-1]]), output_hidden_states=True)
-            x_TE = self.kept([out.hidden_states[layer][0] for layer in self.layers])
+            x_BTE = self.kept([out.hidden_states[layer] for layer in self.layers])
             guessed: list[int] = []
             for _ in range(count):
-                embedded_TE = embed(torch.tensor(text[1:] + guessed))
-                last_E = self.own(embedded_TE, x_TE.clone())[-1:]
-                guessed.append(int((self.logits(last_E) + bias_V).argmax()))
-                x_TE = torch.cat((x_TE, last_E))
+                embedded_BTE = embed(torch.tensor([text[1:] + guessed]))
+                last_BE = self.own(embedded_BTE, x_BTE)[:, -1:]
+                guessed.append(int((self.logits(last_BE) + bias_V).argmax()))
+                x_BTE = torch.cat((x_BTE, last_BE), 1)
         return guessed
 
-    def run(self, layer: nn.Module, x_TE: Tensor) -> Tensor:
-        """A causal layer of transformers over a whole text."""
-        positions = torch.arange(len(x_TE))[None]
-        mask = torch.full((len(x_TE),) * 2, -torch.inf, dtype=x_TE.dtype).triu(1)
-        rope = self.model.model.rotary_emb(x_TE[None], positions)
+    def run(self, layer: nn.Module, x_BTE: Tensor) -> Tensor:
+        """A causal layer of transformers over whole texts."""
+        num_tokens = x_BTE.shape[1]
+        positions = torch.arange(num_tokens)[None]
+        mask = torch.full((num_tokens, num_tokens), -torch.inf, dtype=x_BTE.dtype).triu(1)
         out = layer(
-            x_TE[None],
+            x_BTE,
             attention_mask=mask[None, None],
             position_ids=positions,
-            position_embeddings=rope,
+            position_embeddings=self.model.model.rotary_emb(x_BTE, positions),
         )
-        return (out[0] if isinstance(out, tuple) else out).view(len(x_TE), -1)
+        return out[0] if isinstance(out, tuple) else out
 
     def save(self, folder: Path, **config: Any) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,19 +98,19 @@ class Eagle3(Head):
         self.register_buffer("d2t", ids - torch.arange(num_ids))
         self.register_buffer("t2d", torch.isin(torch.arange(config.vocab_size), ids))
 
-    def kept(self, states_TE: list[Tensor]) -> Tensor:
-        return self.fc(torch.cat(states_TE, -1))
+    def kept(self, states: list[Tensor]) -> Tensor:
+        return self.fc(torch.cat(states, -1))
 
-    def own(self, embedded_TE: Tensor, x_TE: Tensor) -> Tensor:
+    def own(self, embedded_BTE: Tensor, x_BTE: Tensor) -> Tensor:
         layer = self.midlayer
-        both = torch.cat((layer.input_layernorm(embedded_TE), layer.hidden_norm(x_TE)), -1)
-        x_TE = x_TE + self.run(layer.self_attn, both)
-        return x_TE + layer.mlp(layer.post_attention_layernorm(x_TE))
+        both = torch.cat((layer.input_layernorm(embedded_BTE), layer.hidden_norm(x_BTE)), -1)
+        x_BTE = x_BTE + self.run(layer.self_attn, both)
+        return x_BTE + layer.mlp(layer.post_attention_layernorm(x_BTE))
 
-    def logits(self, own_TE: Tensor) -> Tensor:
-        logits = self.lm_head(self.norm(own_TE))
-        out = logits.new_full((len(logits), self.model.config.vocab_size), -torch.inf)
-        out[:, torch.arange(logits.shape[1]) + self.d2t] = logits
+    def logits(self, own_BTE: Tensor) -> Tensor:
+        logits = self.lm_head(self.norm(own_BTE))
+        out = logits.new_full((*logits.shape[:-1], self.model.config.vocab_size), -torch.inf)
+        out[..., torch.arange(logits.shape[-1]) + self.d2t] = logits
         return out
 
 
@@ -125,11 +125,11 @@ class Eagle(Head):
         self.layers_ = nn.ModuleList([LlamaDecoderLayer(layer_config(model), 0)])
         self.layers_[0].input_layernorm = nn.Identity()
 
-    def own(self, embedded_TE: Tensor, x_TE: Tensor) -> Tensor:
-        return self.run(self.layers_[0], self.fc(torch.cat((embedded_TE, x_TE), -1)))
+    def own(self, embedded_BTE: Tensor, x_BTE: Tensor) -> Tensor:
+        return self.run(self.layers_[0], self.fc(torch.cat((embedded_BTE, x_BTE), -1)))
 
-    def logits(self, own_TE: Tensor) -> Tensor:
-        return self.model.lm_head(own_TE)
+    def logits(self, own_BTE: Tensor) -> Tensor:
+        return self.model.lm_head(own_BTE)
 
     def state_dict(self, *args: Any, **more: Any) -> dict[str, Tensor]:
         tensors = super().state_dict(*args, **more)
@@ -176,12 +176,12 @@ class NextToken(Head):
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.head = nn.Linear(width, config.vocab_size, bias=False)
 
-    def own(self, embedded_TE: Tensor, x_TE: Tensor) -> Tensor:
-        both = torch.cat((self.enorm(embedded_TE), self.hnorm(x_TE)), -1)
+    def own(self, embedded_BTE: Tensor, x_BTE: Tensor) -> Tensor:
+        both = torch.cat((self.enorm(embedded_BTE), self.hnorm(x_BTE)), -1)
         return self.last(self.run(self.layer, self.eh_proj(both)))
 
-    def logits(self, own_TE: Tensor) -> Tensor:
-        return self.head(own_TE)
+    def logits(self, own_BTE: Tensor) -> Tensor:
+        return self.head(own_BTE)
 
     def save_beside(self, folder: Path) -> Path:
         """Write its tensors into the model's folder, which is whole then."""
