@@ -17,6 +17,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,10 @@ from models.demo.training.tokenizer import encode
 from tests.unit.compute.draft_heads import Eagle3, Head, Medusa
 
 SEED = 5
-LENGTH, BATCH = 192, 16
+LENGTH, BATCH = 128, 8
 RATE = 2e-3
 NUM_DRAFTS = 3
 FURTHER_WEIGHT = 0.7  # of each further draft in the loss
-
-Loss = Callable[[Any, Tensor], Tensor]
 
 
 def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -61,18 +60,17 @@ class Said:
     """What the model makes of texts."""
 
     def __init__(self, model: LlamaForCausalLM, ids_BT: Tensor, learned_BT: Tensor) -> None:
+        self._model, self._learned_BT = model, learned_BT
         with torch.no_grad():
-            out = model(ids_BT, output_hidden_states=True)
-        self.states = out.hidden_states
-        self.embedded = model.get_input_embeddings()(ids_BT).detach()
-        self._logits_BTV, self._learned_BT = out.logits, learned_BT
+            self.states = model.model(ids_BT, output_hidden_states=True).hidden_states
+            self.embedded = model.get_input_embeddings()(ids_BT)
 
-    def loss(self, logits_BTV: Tensor, first: int) -> Tensor:
+    def loss(self, logits_of: Callable[[Tensor], Tensor], x_BTE: Tensor, first: int) -> Tensor:
         """Of guesses for what follows the tokens from `first` on, where it is to be learned."""
         wanted_BT = self._learned_BT[:, first + 1 :]
-        guesses = logits_BTV[:, : wanted_BT.shape[1]][wanted_BT]
-        said = self._logits_BTV[:, first:-1][wanted_BT].softmax(-1)
-        return -(said * guesses.log_softmax(-1)).sum(-1).mean()
+        guesses = logits_of(x_BTE[:, : wanted_BT.shape[1]][wanted_BT]).log_softmax(-1)
+        said = self._model.lm_head(self.states[-1][:, first:-1][wanted_BT]).softmax(-1)
+        return -(said * guesses).sum(-1).mean()
 
 
 def eagle3_loss(head: Eagle3, said: Said) -> Tensor:
@@ -80,15 +78,15 @@ def eagle3_loss(head: Eagle3, said: Said) -> Tensor:
     total = torch.zeros(())
     for number in range(NUM_DRAFTS):
         x_BTE = head.own(said.embedded[:, number + 1 :], x_BTE[:, :-1])
-        total = total + FURTHER_WEIGHT**number * said.loss(head.logits(x_BTE), number + 1)
+        total = total + FURTHER_WEIGHT**number * said.loss(head.logits, x_BTE, number + 1)
     return total
 
 
 def medusa_loss(head: Medusa, said: Said) -> Tensor:
     total = torch.zeros(())
     for number in range(NUM_DRAFTS):
-        logits_BTV = head.guess(said.states[-1], number)
-        total = total + FURTHER_WEIGHT**number * said.loss(logits_BTV, number + 1)
+        guess = partial(head.guess, number=number)
+        total = total + FURTHER_WEIGHT**number * said.loss(guess, said.states[-1], number + 1)
     return total
 
 
@@ -115,19 +113,34 @@ def train(head: Head, loss_of: Callable[[Any, Said], Tensor], minutes: float) ->
     return num_steps
 
 
+@torch.no_grad()
+def begin(eagle3: Eagle3, medusa: Medusa, model: LlamaForCausalLM) -> None:
+    """Heads that say what the model's own weights make them say: minutes are few."""
+    width, last = model.config.hidden_size, model.model.layers[-1]
+    own = eagle3.midlayer
+    for name in ("q_proj", "k_proj", "v_proj"):
+        getattr(own.self_attn, name).weight[:, width:] = getattr(last.self_attn, name).weight
+    own.self_attn.o_proj.weight.copy_(last.self_attn.o_proj.weight)
+    own.mlp.load_state_dict(last.mlp.state_dict())
+    own.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
+    own.hidden_norm.weight.copy_(last.input_layernorm.weight)
+    eagle3.norm.weight.copy_(model.model.norm.weight)
+    eagle3.lm_head.weight.copy_(model.lm_head.weight)
+    for number in range(NUM_DRAFTS):  # as Medusa's authors begin
+        block, head = getattr(medusa, str(number))
+        torch.nn.init.zeros_(block["linear"].weight)
+        torch.nn.init.zeros_(block["linear"].bias)
+        head.weight.copy_(model.lm_head.weight)
+
+
 def trained(folder: Path, minutes: float) -> dict[str, str]:
     """Train heads, as the settings that name them."""
     torch.manual_seed(SEED)
     model = LlamaForCausalLM.from_pretrained(
         DEMO, dtype=torch.float32, attn_implementation="eager"
     ).requires_grad_(False)
-    eagle3 = Eagle3(model, model.config.vocab_size)
-    medusa = Medusa(model, NUM_DRAFTS)
-    for number in range(NUM_DRAFTS):  # as the authors begin
-        block, own = getattr(medusa, str(number))
-        torch.nn.init.zeros_(block["linear"].weight)
-        torch.nn.init.zeros_(block["linear"].bias)
-        own.weight.data.copy_(model.lm_head.weight)
+    eagle3, medusa = Eagle3(model, model.config.vocab_size), Medusa(model, NUM_DRAFTS)
+    begin(eagle3, medusa, model)
     if not (folder / "eagle3").is_dir():
         train(eagle3, eagle3_loss, minutes)
         eagle3.save(
