@@ -15,8 +15,8 @@ from torch import Tensor
 from common.decoder_shape import DecoderShape
 from common.errors import ModelError
 from services.compute.kernels.span import FULL
-from services.compute.layers.parts import Mixer, StepContext
-from services.compute.layers.weighted_layers import Embedding, LinearMaker, LinearMap
+from services.compute.layers.parts import Hidden, Mixer, StepContext
+from services.compute.layers.weighted_layers import Embedding, LinearMaker, LinearMap, Norm
 from services.compute.models.builder import Builder
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import WeightSource
@@ -91,6 +91,11 @@ class HeadSource(NamedTuple):
     def stored(self, name: str) -> Tensor | None:
         """A tensor in the dtype in which it is stored."""
         return self.files.read(name) if self.files is not None and self.files.has(name) else None
+
+
+def normed(x_TE: Tensor, norm: Norm, step: StepContext[LinearMap]) -> Tensor:
+    """By the operation that a step has for it, which of one token is the faster one."""
+    return step.computed(step.normed(Hidden(x_TE), norm))
 
 
 def check_fits(shape: DecoderShape, model: DecoderShape) -> None:

@@ -19,7 +19,7 @@ from common.errors import ModelError
 from services.compute.layers.parts import Attention, Hidden, Mixer, StepContext, Sublayer
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 from services.compute.models.builder import Builder, NormForm
-from services.compute.models.draft_head import HeadSource
+from services.compute.models.draft_head import HeadSource, normed
 from services.compute.models.head_rows import qkv_rows
 from services.compute.models.llama import LlamaConfig
 
@@ -72,8 +72,8 @@ class Eagle3Head:
         return self.fuse(torch.cat(list(states), dim=-1))
 
     def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
-        embedded_TE = self.token_norm(step.embed(self.embedding).x_TE)
-        normed_TE = self.state_norm(x_TE)
+        embedded_TE = normed(step.embed(self.embedding).x_TE, self.token_norm, step)
+        normed_TE = normed(x_TE, self.state_norm, step)
         hidden = Hidden(normed_TE if self.adds_normed else x_TE)
         mixed_TE = self.attention(torch.cat((embedded_TE, normed_TE), dim=-1), step)
         step.add(hidden, mixed_TE, None, 1.0)

@@ -18,7 +18,7 @@ from torch import Tensor
 from services.compute.layers.parts import Hidden, Layer, Mixer, StepContext
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 from services.compute.models.builder import Builder, NormForm
-from services.compute.models.draft_head import HeadSource, ModelEnds
+from services.compute.models.draft_head import HeadSource, ModelEnds, normed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +41,11 @@ class NextTokenHead:
         return self.ends.normed(states[0])
 
     def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
-        embedded_TE = self.token_norm(step.embed(self.embedding).x_TE)
-        hidden = Hidden(self.join(torch.cat((embedded_TE, self.state_norm(x_TE)), dim=-1)))
+        embedded_TE = normed(step.embed(self.embedding).x_TE, self.token_norm, step)
+        normed_TE = normed(x_TE, self.state_norm, step)
+        hidden = Hidden(self.join(torch.cat((embedded_TE, normed_TE), dim=-1)))
         self.layer(hidden, step)
-        return self.norm(hidden.x_TE)
+        return normed(hidden.x_TE, self.norm, step)
 
     def logits(self, own_SE: Tensor) -> Tensor:
         return self.head(own_SE).float()
