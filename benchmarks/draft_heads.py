@@ -38,6 +38,7 @@ SEED = 5
 LENGTH, BATCH = 128, 8
 RATE = 2e-3
 NUM_DRAFTS = 3
+LAYERS = (2, 4, 5)  # of six, whose inputs the EAGLE-3 head sees
 FURTHER_WEIGHT = 0.7  # of each further draft in the loss
 
 
@@ -118,6 +119,8 @@ def begin(eagle3: Eagle3, medusa: Medusa, model: LlamaForCausalLM) -> None:
     """Heads that say what the model's own weights make them say: minutes are few."""
     width, last = model.config.hidden_size, model.model.layers[-1]
     own = eagle3.midlayer
+    eagle3.layers = LAYERS
+    eagle3.fc.weight.zero_()[:, -width:].fill_diagonal_(1.0)
     for name in ("q_proj", "k_proj", "v_proj"):
         getattr(own.self_attn, name).weight[:, width:] = getattr(last.self_attn, name).weight
     own.self_attn.o_proj.weight.copy_(last.self_attn.o_proj.weight)
@@ -147,6 +150,7 @@ def trained(folder: Path, minutes: float) -> dict[str, str]:
             folder / "eagle3",
             architectures=["LlamaForCausalLMEagle3"],
             draft_vocab_size=model.config.vocab_size,
+            eagle_aux_hidden_state_layer_ids=LAYERS,
         )
     if not (folder / "medusa").is_dir():
         train(medusa, medusa_loss, minutes)
