@@ -164,35 +164,25 @@ def _check_devices(name: str, size: int) -> None:
 
 
 def check_drafter(settings: ComputeSettings) -> None:
-    """Raise ConfigError for a model that is to draft where it cannot yet."""
+    """Raise ConfigError for a model or a head that is to draft where it cannot yet."""
     drafts = read_speculative(settings.speculative_config)
-    if drafts is not None and drafts.is_head:
-        _check_head(settings, drafts.method)
-        return
-    if drafts is None or not drafts.model:
+    if drafts is None or not drafts.has_weights:
         return
     if drafts.rejects and _takes_cuda(settings):
         raise ConfigError(
             "compute.speculative_config: the acceptance rejection is there to be compared on the "
             "CPU; leave it out."
         )
+    what = f"the method {drafts.method}" if drafts.is_head else "a draft model"
     if settings.num_ranks > 1:
         raise ConfigError(
-            "compute.speculative_config: a draft model cannot draft for one that several ranks "
+            f"compute.speculative_config: {what} cannot draft for a model that several ranks "
             f"compute yet; leave compute.{_ranks_name(settings)} out, or take the method ngram."
         )
-
-
-def _check_head(settings: ComputeSettings, method: str) -> None:
-    if settings.tensor_parallel_size > 1:
+    if drafts.is_head and _takes_cuda(settings):
         raise ConfigError(
-            f"compute.speculative_config: {method} cannot draft for a model that is split over "
-            "ranks yet; leave compute.tensor_parallel_size out, or take the method ngram."
-        )
-    if _takes_cuda(settings):
-        raise ConfigError(
-            f"compute.speculative_config: {method} drafts on the CPU only so far; on a GPU take "
-            "the method ngram."
+            f"compute.speculative_config: {what} is on the CPU only so far; on a GPU take a model "
+            "that drafts, or the method ngram."
         )
 
 
