@@ -47,8 +47,6 @@ class EagleHead:
 
 def build_eagle(source: HeadSource) -> EagleHead:
     config = LlamaConfig.read(source.raw)
-    if not isinstance(config, LlamaConfig):
-        raise TypeError("a config is read as its own class")
     make, width = source.builder(), source.shape.hidden_size
     top = source.prefix("fc")
     at = f"{top}layers.0"

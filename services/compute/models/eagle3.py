@@ -90,11 +90,9 @@ class Eagle3Head:
 
 def build_eagle3(source: HeadSource) -> Eagle3Head:
     config = Eagle3Config.read(source.raw)
-    if not isinstance(config, Eagle3Config):
-        raise TypeError("a config is read as its own class")
     make, shape = source.builder(), source.shape
     top = source.prefix("fc")
-    at = next((top + n for n in ("midlayer", "layers.0") if make.has(f"{top}{n}.mlp.up_proj")), top)
+    at = top + ("midlayer" if make.has(f"{top}midlayer.mlp.up_proj") else "layers.0")
     norm, width = NormForm(config.rms_norm_eps), shape.hidden_size
     head, ids_D = _head(source, make, config.draft_vocab_size or shape.vocab_size)
     made = Eagle3Head(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, ClassVar, TypeAlias, get_args
+from typing import Any, ClassVar, Self, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -29,7 +29,7 @@ class FamilyConfig(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", strict=False)
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any]) -> FamilyConfig:
+    def read(cls, raw: Mapping[str, Any]) -> Self:
         """Raises ModelError for what is not supported or makes no sense.
 
         A field that is null is one that is not there, unless null is a value of it.
