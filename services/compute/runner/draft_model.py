@@ -30,6 +30,7 @@ from services.compute.layers.eager_attention import EagerAttention, Geometry, pl
 from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import PagedCache, copy_pages
 from services.compute.models.eager_decoder import EagerDecoder
+from services.compute.runner.read_rows import ReadRows, tokens_of
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.acceptance import NO_DRAFT
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
@@ -39,7 +40,6 @@ from services.compute.step import NO_IDS, Int32Array, Int64Array
 
 UNKNOWN = -1
 READ_AT_ONCE = 512  # tokens of a sequence, whose last ones it drafts behind
-FEW = 8  # that are rows of one token each, as drafts are: chunks are attended to one by one
 
 
 class LentTable(NamedTuple):
@@ -157,28 +157,11 @@ class DraftModel:
     ) -> Generator[bool, None, Tensor]:
         """Read all that is left up to these tokens; returns the hidden states at them."""
         start_P = self._num_read_N[slots_P]
-        len_P = positions_P + 1 - start_P
-        order = np.argsort(len_P > FEW, kind="stable")  # those with few to read come first
-        num_few = int((len_P <= FEW).sum())
-        parts = [
-            np.append(self._tokens.room(slots_P[p])[start_P[p] : positions_P[p]], tokens_P[p])
-            for p in order
-        ]
-        few, many = order[:num_few], order[num_few:]
-        num_each = len_P[few]
-        num_decodes = int(num_each.sum())
-        first = np.cumsum(num_each) - num_each
-        number = np.arange(num_decodes) - np.repeat(first, num_each)
-        rows = ChunkRows(
-            np.concatenate((np.repeat(slots_P[few], num_each), slots_P[many])),
-            np.concatenate((np.repeat(start_P[few], num_each) + number, start_P[many])),
-            np.concatenate((np.ones(num_decodes, dtype=np.int64), len_P[many])),
-            np.concatenate(parts).astype(np.int64),
-        )
-        x_TE = yield from self._forward(rows, num_decodes)
-        last_P = np.empty_like(order)
-        last_P[order] = np.cumsum(len_P[order]) - 1
-        return x_TE.index_select(0, torch.from_numpy(last_P))
+        rows = ReadRows.of(slots_P, start_P, positions_P + 1 - start_P)
+        tokens_T = self._tokens.at(*tokens_of(*rows[:3]))
+        tokens_T[rows.last_P] = tokens_P
+        x_TE = yield from self._forward(ChunkRows(*rows[:3], tokens_T), rows.num_decodes)
+        return x_TE.index_select(0, torch.from_numpy(rows.last_P))
 
     def _forward(self, rows: ChunkRows, num_decodes: int) -> Generator[bool, None, Tensor]:
         """Hidden states of rows, of which so many, the first ones, have one token each."""

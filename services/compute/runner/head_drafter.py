@@ -33,13 +33,8 @@ from services.compute.layers.eager_step import EagerStep, RopeTables
 from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import PagedCache, copy_pages
 from services.compute.models.draft_head import DraftHead
-from services.compute.runner.hidden_pages import (
-    HiddenPages,
-    PageCounts,
-    PagedRows,
-    PlaceTable,
-    tokens_of,
-)
+from services.compute.runner.hidden_pages import HiddenPages, PageCounts, PagedRows, PlaceTable
+from services.compute.runner.read_rows import ReadRows, tokens_of
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.acceptance import NO_DRAFT
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
@@ -49,7 +44,6 @@ from services.compute.step import NO_IDS, Int32Array, Int64Array
 P = TypeVar("P", bound=Any)  # a position, or an array or a tensor of them
 
 READ_AT_ONCE = 512  # tokens of a sequence, whose last ones it drafts behind
-FEW = 8  # that are rows of one token each, as drafts are: chunks are attended to one by one
 
 
 class BehindFirst(AttentionSpan):
@@ -228,19 +222,9 @@ class HeadDrafter:
                 start = self._first_unread(slot, position + 1)
             start_P[row] = min(start, position)
             self._note_read(slot, start_P[row], position + 1)
-        len_P = positions_P + 1 - start_P
-        order = np.argsort(len_P > FEW, kind="stable")  # those with few to read come first
-        few, many = np.split(order, [int((len_P <= FEW).sum())])
-        slots_T, positions_T = tokens_of(slots_P[few], start_P[few], len_P[few])
-        own_TE = yield from self._read(
-            np.concatenate((slots_T, slots_P[many])),
-            np.concatenate((positions_T, start_P[many])),
-            np.concatenate((np.ones_like(slots_T), len_P[many])),
-            len(slots_T),
-        )
-        last_P = np.empty_like(order)
-        last_P[order] = np.cumsum(len_P[order]) - 1
-        return own_TE.index_select(0, torch.from_numpy(last_P))
+        rows = ReadRows.of(slots_P, start_P, positions_P + 1 - start_P)
+        own_TE = yield from self._read(*rows[:4])
+        return own_TE.index_select(0, torch.from_numpy(rows.last_P))
 
     def _read(
         self, slots_R: Int64Array, start_R: Int64Array, len_R: Int64Array, num_decodes: int

@@ -1,7 +1,7 @@
 """What a head keeps of the model's states, one of each position, in pages by the numbers of the
 model's own, so that it goes where they go.
 
-Shape legend: R rows, T tokens, N slots, L pages of a slot, E width.
+Shape legend: T tokens, N slots, L pages of a slot, E width.
 """
 
 from __future__ import annotations
@@ -78,12 +78,3 @@ class HiddenPages:
         pages_T = self._table.of(slots_T, positions_T)
         page_tokens = self._table.page_tokens
         return torch.from_numpy(pages_T * page_tokens + positions_T % page_tokens)
-
-
-def tokens_of(
-    slots_R: Int64Array, start_R: Int64Array, len_R: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Slot and position of each token of rows."""
-    first_R = np.cumsum(len_R) - len_R
-    positions_T = np.arange(int(len_R.sum())) + np.repeat(start_R - first_R, len_R)
-    return np.repeat(slots_R, len_R), positions_T

@@ -11,7 +11,7 @@ from common.config import PACKAGES
 from common.errors import ConfigError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner import draft_model
+from services.compute.runner import draft_model, read_rows
 from services.compute.runner.eager import CPU
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.packing_runner import PackingRunner
@@ -49,7 +49,7 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
     folder = save_model(make_model("llama"), tmp_path)
     settings = drafting_with(folder)
     monkeypatch.setattr(engine_server, "draft_policy", lambda config, runner: Seldom(16, 3))
-    monkeypatch.setattr(draft_model, "FEW", 3)
+    monkeypatch.setattr(read_rows, "FEW", 3)
     monkeypatch.setattr(draft_model, "READ_AT_ONCE", 8)
     stats = answers(load_on_cpu(folder, settings), settings).scheduler.stats()
     assert stats.accepted_drafts_total == stats.drafts_total > 5

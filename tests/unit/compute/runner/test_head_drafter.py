@@ -14,7 +14,7 @@ from services.compute.config import ComputeSettings
 from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.draft_head import ModelEnds
-from services.compute.runner import eager, head_drafter
+from services.compute.runner import eager, head_drafter, read_rows
 from services.compute.runner.eager_drafters import DrafterMaker, Host
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.speculative.acceptance import NO_DRAFT
@@ -148,7 +148,7 @@ def test_drafts_are_those_of_the_whole_text(
     watched: list[Watched],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(head_drafter, "FEW", 2)
+    monkeypatch.setattr(read_rows, "FEW", 2)
     monkeypatch.setattr(head_drafter, "READ_AT_ONCE", 16)
     monkeypatch.setattr(Seldom, "every", every)
     monkeypatch.setattr(
