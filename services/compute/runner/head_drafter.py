@@ -192,10 +192,8 @@ class HeadDrafter:
         self._num_read_P[self._table.pages_NL[slot, pages]] = num_read
 
     def _unread_parts(self, slot: int, end: int) -> Iterator[tuple[int, int]]:
-        """What a slot's text has before `end` that was not read, in parts that are read at once.
-
-        Each counts as read when it is given out: rows of one step that share it read it once.
-        """
+        """What a slot's text has before `end` that was not read, in parts that are read at once,
+        and count as read when they are given out."""
         while (start := self._first_unread(slot, end)) < end:
             stop = min(start + READ_AT_ONCE, end)
             self._note_read(slot, start, stop)
@@ -212,16 +210,16 @@ class HeadDrafter:
     ) -> Generator[bool, None, Tensor]:
         """Read all that is left up to the tokens at these positions; returns the states of those,
         which are read again if they were."""
-        start_P = np.empty_like(positions_P)
-        columns = zip(slots_P.tolist(), positions_P.tolist(), strict=True)
-        for row, (slot, position) in enumerate(columns):
-            start = self._first_unread(slot, position + 1)
-            if start + READ_AT_ONCE <= position:
+        places = list(zip(slots_P.tolist(), positions_P.tolist(), strict=True))
+        for slot, position in places:
+            if self._first_unread(slot, position + 1) + READ_AT_ONCE <= position:
                 ends = np.array([position - position % READ_AT_ONCE])
                 yield from self._read_up_to(np.array([slot]), ends)
-                start = self._first_unread(slot, position + 1)
-            start_P[row] = min(start, position)
-            self._note_read(slot, start_P[row], position + 1)
+        # Behind the last of those passes: what is noted from here on is read in one.
+        start_P = np.empty_like(positions_P)
+        for row, (slot, position) in enumerate(places):
+            start_P[row] = min(self._first_unread(slot, position + 1), position)
+            self._note_read(slot, int(start_P[row]), position + 1)
         rows = ReadRows.of(slots_P, start_P, positions_P + 1 - start_P)
         own_TE = yield from self._read(*rows[:4])
         return own_TE.index_select(0, torch.from_numpy(rows.last_P))
