@@ -62,7 +62,7 @@ def test_a_model_without_layers_for_further_tokens_is_refused(model: Path, tmp_p
 
 def test_heads_do_not_draft_for_a_model_that_is_split() -> None:
     settings = drafting_with("mtp").model_copy(update={"tensor_parallel_size": 2})
-    with pytest.raises(ConfigError, match="method mtp cannot draft for a model that is split"):
+    with pytest.raises(ConfigError, match="method mtp cannot draft for a model that several ranks"):
         load_runner(Path("nowhere"), settings)
 
 
