@@ -35,7 +35,7 @@ class MedusaHeads:
         return self.ends.normed(states[0])
 
     def logits(self, x_SE: Tensor, number: int) -> Tensor:
-        """Float32 [S, V] for the token that is so much further than the next one but one."""
+        """Float32 [S, V]; number 0 is for the token behind the next one."""
         for block in self.blocks[number]:
             x_SE = x_SE + F.silu(block(x_SE))
         return self.heads[number](x_SE).float()
