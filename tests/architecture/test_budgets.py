@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (10_120, 64),
     "services/router": (14_830, 87),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (42_990, 273),
+    "services/compute": (44_320, 284),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (2_730, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (70_030, 434),
+    "services": (71_370, 445),
 }
 MIN_MEDIAN_LINES = 90
 
