@@ -181,7 +181,7 @@ def test_parallel_parts_read_one_norm_and_the_first_sum_is_settled_before_the_se
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
-def test_a_decoder_embeds_and_takes_its_layers_in_order(num_layers: int) -> None:
+def test_a_decoder_takes_its_layers_in_order(num_layers: int) -> None:
     layers = tuple(
         SerialLayer(Sublayer(norm(2 * n), attention(n)), Sublayer(norm(2 * n + 1), GATED))
         for n in range(num_layers)
@@ -190,7 +190,7 @@ def test_a_decoder_embeds_and_takes_its_layers_in_order(num_layers: int) -> None
     embedding = Embedding(torch.empty(0), 2.0)
     decoder = Decoder(SHAPE, embedding, layers, mixers, (), norm(99), "head")
     step = Recorder()
-    decoder.forward(step)
+    decoder.forward(step.embed(decoder.embedding), step)
     assert step.log[0] == "embed(2.0)"
     assert [line for line in step.log if line.startswith("norm")] == [
         f"norm {number}" for number in range(2 * num_layers)
