@@ -87,7 +87,7 @@ class DraftModel:
         self._tokens.enter(entry)
         self._num_read_N[entry.slot] = UNKNOWN
 
-    def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
+    def extend(self, slot: int, tokens: list[int]) -> tuple[Int32Array, int]:
         if not self._tokens.count(slot):
             return NO_IDS, DRAFT_MODEL
         # What it read of its own drafts counts as far as they were right.

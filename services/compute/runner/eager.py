@@ -98,7 +98,7 @@ class EagerTicket:
     scores: dict[int, RowScores] = field(default_factory=dict)
     embeddings: dict[int, Float32Array] = field(default_factory=dict)
     sampled: Sampled | None = None
-    accepted_S: BoolArray | None = None  # of a model that drafts
+    accepted_S: BoolArray | None = None  # of a step with drafts
     num_found_S: Int32Array = field(default_factory=lambda: NO_IDS)
     found_by_S: Int32Array = field(default_factory=lambda: NO_IDS)
     end_s: float = 0.0
@@ -249,20 +249,20 @@ class EagerExecutor:
         if num_ints:
             spec, packed = self._spec, self._buffers[UploadKind.MASKS][:num_ints]
             masks = read_masks(packed, spec.max_num_seqs, mask_words(spec.vocab_size))
-        rows, drafts = ticket.rows, None
-        if self._drafting is not None:
-            drafts = DraftRows(rows.number_S, rows.draft_S)
+        rows = ticket.rows
+        drafts = DraftRows(rows.number_S, rows.draft_S) if rows.has_drafts else None
         sampled = self._sampler.sample(ticket.logits_SV, slots, rows.index_S, masks, drafts)
         tokens = sampled.tokens_S.numpy()
         counts = np.ones(len(slots), dtype=np.bool_)
-        if self._drafting is not None:
+        if self._drafting is not None and rows.has_drafts:
             ticket.accepted_S = self._drafting.accepted(rows, tokens)
             counts = ticket.accepted_S.copy()
         if masks is not None:
             counts[list(masks.skipped)] = False
         self._states.advance(slots[counts], tokens[counts])
-        if self._drafting is not None:
+        if drafts is not None:
             self._sampler.count(slots[counts], tokens[counts])
+        if self._drafting is not None:
             found = self._drafting.draft(self._states, slots, tokens, counts)
             ticket.num_found_S, ticket.found_by_S = found
         ticket.sampled = sampled

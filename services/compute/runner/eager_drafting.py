@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from itertools import pairwise
+import sys
+from collections.abc import Generator, Iterable, Iterator
 
 import numpy as np
 
@@ -15,7 +15,15 @@ from services.compute.sampling.slots import Int64Array
 from services.compute.speculative.acceptance import accepted, accepted_synthetic
 from services.compute.speculative.drafter import ChunkRows, DecodeRows, Drafter
 from services.compute.speculative.settings import SpeculativeSettings
-from services.compute.step import BoolArray, Int32Array
+from services.compute.step import NO_IDS, BoolArray, Int32Array, int32_array
+
+PATIENCE = 16
+"""Steps in a row of which none has drafts, be it that none were found or that none are worth it,
+behind which they are looked for in each."""
+
+LOOK_EVERY = 4
+"""Of the steps behind those: to look takes 40 us for one row of a small model, 1 % of its step, and
+a text that begins to repeat itself does so for longer than that."""
 
 
 class EagerDrafting:
@@ -25,9 +33,15 @@ class EagerDrafting:
     def __init__(self, settings: SpeculativeSettings, drafter: Drafter) -> None:
         self._settings = settings
         self._drafter = drafter
+        # A drafter that computes has to know each step, and does not look for anything.
+        self._patience = sys.maxsize if drafter.computes else PATIENCE
+        self._unread: list[tuple[Int64Array, Int64Array, BoolArray]] = []  # columns of steps
+        self._num_unused = 0  # steps without drafts, since the last one with some
 
     def enter(self, packed: Int32Array) -> None:
         """Sequences take their slots."""
+        for _ in self._read():  # what is left of those that had them before
+            pass
         for entry in read_entries(packed):
             self._drafter.enter(entry)
 
@@ -72,9 +86,8 @@ class EagerDrafting:
         self._drafter.transfer(direction, pages)
 
     def accepted(self, rows: Rows, tokens_S: Int64Array) -> BoolArray:
-        """Which rows count, of which these tokens were drawn."""
-        if not rows.number_S.any():  # the most steps
-            return np.ones(len(tokens_S), dtype=np.bool_)
+        """Which rows count of a step with drafts, of which these tokens were drawn."""
+        self._num_unused = 0
         if self._settings.is_synthetic:
             rate = self._settings.synthetic_acceptance_rate
             return accepted_synthetic(rows.index_S, rows.slot_S, rows.number_S, rate)
@@ -84,20 +97,33 @@ class EagerDrafting:
         self, states: SlotStates, slots_S: Int64Array, tokens_S: Int64Array, counts_S: BoolArray
     ) -> tuple[Int32Array, Int32Array]:
         """Draft behind the tokens that count; returns how many there are, and what they are from,
-        on each slot's first row."""
-        num_found_S, found_by_S = np.zeros((2, len(slots_S)), dtype=np.int32)
-        is_first_S = np.ones(len(slots_S), dtype=np.bool_)
-        np.not_equal(slots_S[1:], slots_S[:-1], out=is_first_S[1:])
-        firsts = np.flatnonzero(is_first_S)
-        counted = np.concatenate(((0,), np.cumsum(counts_S)))
-        ends = counted[np.append(firsts, len(slots_S))].tolist()
-        tokens = tokens_S[counts_S].astype(np.int32)
-        slots = slots_S[firsts]
-        states.forget_drafts(slots)
-        columns = zip(firsts.tolist(), slots.tolist(), pairwise(ends), strict=True)
-        for first, slot, (begin, end) in columns:
-            drafts, by = self._drafter.extend(slot, tokens[begin:end])
-            if len(drafts):
+        on each slot's first row. Empty: it has not looked."""
+        states.forget_drafts()
+        self._unread.append((slots_S, tokens_S, counts_S))
+        self._num_unused += 1
+        if self._num_unused > self._patience and self._num_unused % LOOK_EVERY:
+            return NO_IDS, NO_IDS
+        slots = slots_S.tolist()
+        num_found, found_by = [0] * len(slots), [0] * len(slots)
+        rows = {slot: row for row, slot in reversed([*enumerate(slots)])}  # the first of each
+        for slot, (drafts, by) in self._read():
+            if len(drafts) and (row := rows.get(slot)) is not None:
                 states.draft(slot, drafts)
-                num_found_S[first], found_by_S[first] = len(drafts), by
-        return num_found_S, found_by_S
+                num_found[row], found_by[row] = len(drafts), by
+        return int32_array(num_found), int32_array(found_by)
+
+    def _read(self) -> Iterator[tuple[int, tuple[Int32Array, int]]]:
+        """Give the drafter what slots went on with since it had the last; yields its drafts.
+
+        Not by arrays: each of their operations takes microseconds, and a small model's step but a
+        few hundred times as much.
+        """
+        went_on: dict[int, list[int]] = {}
+        for columns in self._unread:
+            for slot, token, counts in zip(*(each.tolist() for each in columns), strict=True):
+                tokens = went_on.setdefault(slot, [])
+                if counts:
+                    tokens.append(token)
+        self._unread.clear()
+        for slot, tokens in went_on.items():
+            yield slot, self._drafter.extend(slot, tokens)

@@ -110,7 +110,7 @@ class HeadDrafter:
     def enter(self, entry: SlotEntry) -> None:
         self._tokens.enter(entry)
 
-    def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
+    def extend(self, slot: int, tokens: list[int]) -> tuple[Int32Array, int]:
         if not self._tokens.count(slot):
             return NO_IDS, self._drafter
         self._tokens.append(slot, tokens)

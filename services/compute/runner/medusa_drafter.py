@@ -44,7 +44,7 @@ class MedusaDrafter:
     def enter(self, entry: SlotEntry) -> None:
         (self._drafting.add if entry.drafts else self._drafting.discard)(entry.slot)
 
-    def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
+    def extend(self, slot: int, tokens: list[int]) -> tuple[Int32Array, int]:
         return self._open if slot in self._drafting else NO_IDS, MEDUSA
 
     def read(self, chunks: ChunkRows) -> Iterable[bool]:

@@ -36,6 +36,7 @@ class Rows(NamedTuple):
     index_S: Int64Array
     number_S: Int64Array
     draft_S: Int64Array
+    has_drafts: bool = False
 
     @property
     def slot_S(self) -> Int64Array:
@@ -49,7 +50,8 @@ class Rows(NamedTuple):
         return num_offered_S
 
 
-NO_ROWS = Rows(*[np.zeros(0, dtype=np.int64)] * len(Rows._fields))
+_NONE: Int64Array = np.zeros(0, dtype=np.int64)
+NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
 
 
 class SlotStates:
@@ -61,6 +63,7 @@ class SlotStates:
             (3, num_slots), dtype=np.int64
         )
         self._rows: Int64Array = np.zeros(0, dtype=np.int64)  # slots of the step before
+        self._any_drafts = False
 
     def unpack(self, step: StepUpload) -> Rows:
         """The rows of a step; its sampled chunks and states change the slots'."""
@@ -73,7 +76,9 @@ class SlotStates:
         slots_R, numbers_R = self._rows & SLOT_MASK, self._rows >> NUMBER_SHIFT
         decodes, numbers = slots_R[:num_decodes], numbers_R[:num_decodes]
         given_F, drafts_F = step.drafts()
-        self.drafts_NK[given_F & SLOT_MASK, (given_F >> NUMBER_SHIFT) - 1] = drafts_F
+        if len(given_F):
+            self.drafts_NK[given_F & SLOT_MASK, (given_F >> NUMBER_SHIFT) - 1] = drafts_F
+            self._any_drafts = True
         given = self._last_token[decodes]
         first_R = np.concatenate((np.arange(num_decodes), starts, [header[NUM_TOKENS]]))
         rows = Rows(
@@ -104,7 +109,7 @@ class SlotStates:
             numbers > 0, np.maximum(drafts, 0), tokens_T[:num_decodes]
         )
         draft_S[:num_decodes] = np.where(numbers > 0, drafts, NO_DRAFT)
-        return rows._replace(tokens_T=tokens_T, draft_S=draft_S)
+        return rows._replace(tokens_T=tokens_T, draft_S=draft_S, has_drafts=True)
 
     def advance(self, slots: Int64Array, tokens: Int64Array) -> None:
         """Slots have one token more for each time that they are named."""
@@ -112,9 +117,13 @@ class SlotStates:
         np.add.at(self._output_index, slots, 1)
         self._last_token[slots] = tokens
 
-    def forget_drafts(self, slots: Int64Array) -> None:
-        self.drafts_NK[slots] = NO_DRAFT
+    def forget_drafts(self) -> None:
+        """Those of all slots: none is of use after another step."""
+        if self._any_drafts:
+            self.drafts_NK.fill(NO_DRAFT)
+            self._any_drafts = False
 
     def draft(self, slot: int, drafts: Int32Array) -> None:
         """Keep drafts of a slot that has none."""
         self.drafts_NK[slot, : len(drafts)] = drafts
+        self._any_drafts = True

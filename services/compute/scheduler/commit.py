@@ -50,7 +50,8 @@ class Committer:
         if self._drafting is not None:
             self._drafting.settle(step, result)
             index_S = int32_array([len(sequence.outputs) for sequence in step.samples])
-            reported = self._take_several(step, result)
+            if len(step.plan.num_drafts):
+                reported = self._take_several(step, result)
         tokens = token_S.tolist()
         draws: Iterable[tuple[Sequence, int, int]]
         draws = zip(step.samples, tokens, range(len(tokens)), strict=True)

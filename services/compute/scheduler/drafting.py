@@ -35,6 +35,8 @@ class DraftPolicy(Protocol):
 
     def begin(self, slot: int) -> None: ...
 
+    def rests(self) -> bool: ...
+
     def choose(
         self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
     ) -> Int32Array: ...
@@ -51,6 +53,9 @@ class ChosenDrafts(NamedTuple):
     given_drafts: Int32Array
 
 
+NO_DRAFTS_CHOSEN = ChosenDrafts(NO_IDS, NO_DRAFTS)
+
+
 class Drafting:
     """Between the plans of a scheduler and the policy."""
 
@@ -61,7 +66,7 @@ class Drafting:
         self._packer = packer
         self._policy = policy
         self._max_rows = spec.max_num_seqs  # of a step
-        self._any_found = False
+        self._any_found = self._guesses_now = False
         self._forced: dict[int, ForcedTokens] = {}  # by slot
         self._drafter_N = np.zeros(spec.max_num_seqs, dtype=np.int32)  # of what a slot has
         self.counts = DraftCounts(spec.max_drafts)
@@ -79,6 +84,9 @@ class Drafting:
 
         Those that are forced go first: a row for each gives a token, as it would later.
         """
+        self._guesses_now = not self._policy.rests() and self._any_found
+        if not (self._forced or self._guesses_now):
+            return NO_DRAFTS_CHOSEN
         # Whatever starts in this step has rows, too.
         room = self._max_rows - len(self._state.running) - self._state.num_waiting
         if not self._forced:
@@ -111,7 +119,7 @@ class Drafting:
         return forced.tokens[past:][: max(min(sequence.num_draftable, room), 0)]
 
     def _guesses(self, decodes: list[Sequence], room: int) -> Int32Array:
-        if not (self._any_found and decodes):
+        if not (self._guesses_now and decodes):
             return NO_IDS
         slots_Q = int32_array([sequence.slot for sequence in decodes])
         limits_Q = int32_array([s.num_draftable if s.params.guesses else 0 for s in decodes])

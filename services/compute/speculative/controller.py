@@ -71,15 +71,17 @@ class DraftController:
         self._found_N[slot] = 0
         self._right_N[slot] = self._tried_N[slot] = 0.0
 
+    def rests(self) -> bool:
+        """Whether `choose` need not be asked for the next step; to be called once for each."""
+        self._resting -= self._resting > 0
+        return self._resting > 0
+
     def choose(
         self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
     ) -> Int32Array:
         """Drafts for each row; at most its limit, and `num_rows` together. Empty: none at all."""
         most_Q = np.minimum(np.minimum(self._found_N[slots_Q], limits_Q), self._max_drafts)
         if num_rows <= 0 or most_Q.max(initial=0) <= 0:
-            return NO_IDS
-        if self._resting:
-            self._resting -= 1
             return NO_IDS
         survival_QK = self._rate(slots_Q)[:, None] ** self._power_K
         survival_QK[self._power_K > most_Q[:, None]] = -1.0
@@ -96,7 +98,7 @@ class DraftController:
         best = int(rates.argmax())
         if rates[best] < LEAST_GAIN * rates[0]:
             self._forget(slots_Q)
-            self._resting = RESTING
+            self._resting = RESTING + 1
             return NO_IDS
         num_drafts: Int32Array = np.bincount(rows[:best], minlength=len(slots_Q)).astype(np.int32)
         return num_drafts
@@ -159,6 +161,9 @@ class FixedDrafts:
 
     def begin(self, slot: int) -> None:
         self._found_N[slot] = 0
+
+    def rests(self) -> bool:
+        return False
 
     def choose(
         self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int

@@ -57,7 +57,7 @@ class Drafter(Protocol):
         """A sequence takes its slot."""
         ...
 
-    def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
+    def extend(self, slot: int, tokens: list[int]) -> tuple[Int32Array, int]:
         """A slot's sequence went on with these tokens, the last of which has not been computed yet.
 
         Returns the drafts for what follows, NO_DRAFT where there will be one if the next step has a

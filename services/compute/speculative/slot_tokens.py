@@ -16,7 +16,7 @@ class SlotTokens:
 
     def __init__(self, num_slots: int, max_positions: int) -> None:
         self._ids_NL = np.zeros((num_slots, max_positions + 1), dtype=np.int32)
-        self._num_ids = np.zeros(num_slots, dtype=np.int64)  # 0: the slot does not draft
+        self._num_ids = [0] * num_slots  # 0: the slot does not draft
 
     def enter(self, entry: SlotEntry) -> Int32Array:
         """A sequence takes its slot; returns its tokens, none if it does not draft."""
@@ -27,7 +27,7 @@ class SlotTokens:
 
     def count(self, slot: int) -> int:
         """How many tokens a slot's sequence has; 0 if it does not draft."""
-        return int(self._num_ids[slot])
+        return self._num_ids[slot]
 
     def room(self, slot: int) -> Int32Array:
         """A slot's tokens and what is behind them."""
@@ -39,9 +39,9 @@ class SlotTokens:
         ids_T: Int64Array = self._ids_NL[slots_T, positions_T].astype(np.int64)
         return ids_T
 
-    def append(self, slot: int, tokens: Int32Array) -> int:
+    def append(self, slot: int, tokens: list[int]) -> int:
         """Take what a slot's sequence went on with; returns how many tokens it has now."""
-        start = self.count(slot)
+        start = self._num_ids[slot]
         end = min(start + len(tokens), self._ids_NL.shape[1])
         self._ids_NL[slot, start:end] = tokens[: end - start]
         self._num_ids[slot] = end

@@ -154,6 +154,9 @@ class SomeDrafts:
     def begin(self, slot: int) -> None:
         assert slot >= 0
 
+    def rests(self) -> bool:
+        return False
+
     def choose(
         self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
     ) -> Int32Array:

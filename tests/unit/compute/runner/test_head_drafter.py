@@ -54,8 +54,8 @@ class Watched:
         self._texts[entry.slot] = [*entry.prompt_ids.tolist(), *entry.output_ids.tolist()]
         self._drafter.enter(entry)
 
-    def extend(self, slot: int, tokens: Int32Array) -> tuple[Int32Array, int]:
-        self._texts.setdefault(slot, []).extend(tokens.tolist())
+    def extend(self, slot: int, tokens: list[int]) -> tuple[Int32Array, int]:
+        self._texts.setdefault(slot, []).extend(tokens)
         return self._drafter.extend(slot, tokens)
 
     def read(self, chunks: ChunkRows) -> Iterable[bool]:

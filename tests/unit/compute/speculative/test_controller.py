@@ -7,7 +7,7 @@ import pytest
 
 from services.compute.speculative.controller import DraftController, FixedDrafts
 from services.compute.speculative.step_costs import StepCosts
-from services.compute.step import Int32Array, int32_array
+from services.compute.step import NO_IDS, Int32Array, int32_array
 
 FLAT = StepCosts((1, 64), (0.005, 0.005))  # rows cost nothing: weights are all of a step
 STEEP = StepCosts((1, 64), (0.001, 0.064))  # a step of two rows takes twice as long
@@ -95,7 +95,7 @@ def test_after_drafts_that_are_all_wrong_it_seldom_tries_again() -> None:
     made, one = controller(StepCosts((1, 8), (0.005, 0.0055))), SLOTS[:1]
     tries = 0
     for _ in range(400):
-        num_drafts = chosen(made, one)
+        num_drafts = [] if made.rests() else chosen(made, one)
         if num_drafts:
             tries += 1
             made.seen(one, int32_array(num_drafts), int32_array([0]))
@@ -139,7 +139,9 @@ def _tokens_per_s(
     most = np.full_like(slots, MOST)
     for _ in range(400):
         policy.found(slots, most)
-        drafts = policy.choose(slots, most, np.zeros_like(slots), 256 - len(slots))
+        drafts = NO_IDS
+        if not policy.rests():
+            drafts = policy.choose(slots, most, np.zeros_like(slots), 256 - len(slots))
         offered = drafts if len(drafts) else np.zeros_like(slots)
         lucky = rng.random((len(slots), MOST)) < rate
         right = np.minimum(np.cumprod(lucky, axis=1).sum(axis=1), offered).astype(np.int32)

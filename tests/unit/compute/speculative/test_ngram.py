@@ -35,7 +35,7 @@ def drafted(prompt: list[int], prediction: list[int], *steps: list[int]) -> list
     drafter.enter(entry)
     found = []
     for tokens in steps:
-        ids, by = drafter.extend(0, int32_array(tokens))
+        ids, by = drafter.extend(0, tokens)
         found.append([-ids[0], *ids[1:]] if by == PREDICTION else ids.tolist())
         assert by in (NGRAM, PREDICTION)
     return found
