@@ -21,7 +21,7 @@ from common.messages.failure import Usage
 from common.messages.generate import Generate
 from common.messages.previous import OLD_FORMS, OldForm, WorkerAlive6, kept
 from common.messages.tokenize import Tokenize, TokenizeQuery
-from common.messages.tokens import DetokenizeQuery
+from common.messages.tokens import DetokenizeQuery, TokensGenerated
 
 VERSION = 6
 
@@ -49,6 +49,7 @@ NEW_FIELDS: dict[type, tuple[str, ...]] = {
     Load: ("signals",),
     StepReport: ("num_draft_tokens", "num_accepted_tokens", "drafts"),
     TokenizeQuery: ("limits",),
+    TokensGenerated: ("drafted_rows", "num_accepted", "num_rejected"),
     Usage: ("accepted_tokens", "rejected_tokens"),
     WorkerAlive: ("trouble", "experts"),
 }
@@ -59,7 +60,10 @@ def before(kind: type) -> OldForm:
     """A record as it was without its new fields."""
     hints = get_type_hints(kind, localns={"array": Sequence}, include_extras=True)
     old = [f for f in fields(kind) if f.name not in NEW_FIELDS[kind]]
-    columns = [(f.name, hints[f.name], field(default=f.default)) for f in old]
+    columns = [
+        (f.name, hints[f.name], field(default=f.default, default_factory=f.default_factory))
+        for f in old
+    ]
     form = make_dataclass(f"{kind.__name__}6", columns, frozen=True, slots=True)
     return OldForm(form, lambda new: form(**kept(new, form)), lambda was: kind(**kept(was, kind)))
 

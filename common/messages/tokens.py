@@ -60,7 +60,8 @@ class TokenRow(NamedTuple):
 
     `logprobs` is None where none were asked for. `opened` comes with an attempt's first row,
     `ended` with its last; either brings the packed stream `header`. `scored` are logprobs of its
-    prompt.
+    prompt. `drafted` says how many drafts were accepted and rejected up to its last token, if there
+    were more.
     """
 
     router: str
@@ -72,6 +73,7 @@ class TokenRow(NamedTuple):
     ended: Ending | None = None
     header: bytes = b""
     scored: tuple[PromptLogprobs, ...] = ()
+    drafted: tuple[int, int] | None = None
 
     @property
     def attempt(self) -> AttemptId:
@@ -82,6 +84,8 @@ _Extras: TypeAlias = tuple[
     Logprobs | None, StreamOpened | None, Ending | None, bytes, tuple[PromptLogprobs, ...]
 ]
 
+_NO_EXTRAS: _Extras = (None, None, None, b"", ())
+
 
 @dataclass(slots=True)
 class TokensGenerated:
@@ -90,7 +94,9 @@ class TokensGenerated:
     Row r belongs to attempt (`routers[router_index[r]]`, `counters[r]`) and covers output indices
     `first_index[r] .. + num_tokens[r]`. `logprobs` are those of all tokens, or None where no row
     has any. Row `ended_rows[i]` is the last of its attempt: it has the i-th ending, and repeats the
-    stream header in case the attempt's first message was lost.
+    stream header in case the attempt's first message was lost. Up to row `drafted_rows[i]` so many
+    drafts of its attempt were accepted, and rejected: for the usage of a stream that a stop string
+    ends.
     """
 
     TAG: ClassVar[str] = "tokens_generated"
@@ -108,6 +114,9 @@ class TokensGenerated:
     ended_headers: list[bytes] = field(default_factory=list)
     num_steps: int = 1  # that were merged into this message
     scored: list[PromptLogprobs] = field(default_factory=list)
+    drafted_rows: Uint32s = field(default_factory=uint32s)
+    num_accepted: Uint32s = field(default_factory=uint32s)
+    num_rejected: Uint32s = field(default_factory=uint32s)
 
     def add(
         self,
@@ -173,10 +182,16 @@ class TokensGenerated:
         """Give the row added last logprobs of its prompt; `scored.row` is filled in."""
         self.scored.append(replace(scored, row=len(self.counters) - 1))
 
+    def draft(self, num_accepted: int, num_rejected: int) -> None:
+        """Give the row added last what became of its attempt's drafts."""
+        self.drafted_rows.append(len(self.counters) - 1)
+        self.num_accepted.append(num_accepted)
+        self.num_rejected.append(num_rejected)
+
     def rows(self) -> Iterator[TokenRow]:
         """Read row by row, in order."""
         ids, routers = self.token_ids, self.routers
-        extras = self._extras()
+        extras, drafted = self._extras(), self._drafted()
         columns = zip(
             self.router_index, self.counters, self.first_index, self.num_tokens, strict=True
         )
@@ -184,8 +199,9 @@ class TokensGenerated:
         for row, (router, counter, first_index, count) in enumerate(columns):
             start, end = end, end + count
             tokens = ids[start:end]
-            if row in extras:
-                yield TokenRow(routers[router], counter, first_index, tokens, *extras[row])
+            if row in extras or row in drafted:
+                more, counts = extras.get(row, _NO_EXTRAS), drafted.get(row)
+                yield TokenRow(routers[router], counter, first_index, tokens, *more, counts)
             else:
                 yield TokenRow(routers[router], counter, first_index, tokens)
 
@@ -199,7 +215,8 @@ class TokensGenerated:
             yield from self.rows()
             return
         ids, routers = self.token_ids, self.routers
-        extras = self._extras()
+        extras, drafted = self._extras(), self._drafted()
+        latest: dict[tuple[int, int], tuple[int, int]] = {}  # of drafts
         runs: dict[tuple[int, int], tuple[int, array[int]]] = {}
         columns = zip(
             self.router_index, self.counters, self.first_index, self.num_tokens, strict=True
@@ -209,6 +226,8 @@ class TokensGenerated:
             start, end = end, end + count
             tokens = ids[start:end]
             key = (router, counter)
+            if row in drafted:
+                latest[key] = drafted[row]
             run = runs.get(key)
             if run is not None:
                 if row not in extras and run[0] + len(run[1]) == first_index:
@@ -217,11 +236,13 @@ class TokensGenerated:
                 del runs[key]
                 yield TokenRow(routers[router], counter, *run)
             if row in extras:
-                yield TokenRow(routers[router], counter, first_index, tokens, *extras[row])
+                more, counts = extras[row], latest.pop(key, None)
+                yield TokenRow(routers[router], counter, first_index, tokens, *more, counts)
             else:
                 runs[key] = (first_index, tokens)
         for (router, counter), run in runs.items():
-            yield TokenRow(routers[router], counter, *run)
+            counts = latest.get((router, counter))
+            yield TokenRow(routers[router], counter, *run, drafted=counts)
 
     def merged(self, later: object) -> TokensGenerated | None:
         """Join a later message to the same detokenizer to this one while both wait.
@@ -253,6 +274,9 @@ class TokensGenerated:
             ended_headers=self.ended_headers + later.ended_headers,
             num_steps=self.num_steps + later.num_steps,
             scored=self.scored + [replace(s, row=before + s.row) for s in later.scored],
+            drafted_rows=self.drafted_rows + uint32s([before + row for row in later.drafted_rows]),
+            num_accepted=self.num_accepted + later.num_accepted,
+            num_rejected=self.num_rejected + later.num_rejected,
         )
 
     def check(self) -> None:
@@ -270,12 +294,19 @@ class TokensGenerated:
         require_rows("opened", [opened.row for opened in self.opened], num_rows)
         require_rows("ended", self.ended_rows, num_rows)
         require_columns(self, ("ended", "ended_headers"), len(self.ended_rows))
+        require_rows("drafted", self.drafted_rows, num_rows)
+        require_columns(self, ("num_accepted", "num_rejected"), len(self.drafted_rows))
         require_rows("scored", {scores.row for scores in self.scored}, num_rows)
 
     def _router(self, router: str) -> int:
         if router not in self.routers:
             self.routers.append(router)
         return self.routers.index(router)
+
+    def _drafted(self) -> dict[int, tuple[int, int]]:
+        """What became of drafts, by rows."""
+        counts = zip(self.num_accepted, self.num_rejected, strict=True)
+        return dict(zip(self.drafted_rows, counts, strict=True))
 
     def _extras(self) -> dict[int, _Extras]:
         """Return what rows have beside their tokens, as the further fields of a `TokenRow`."""

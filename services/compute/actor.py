@@ -338,6 +338,8 @@ def _add(message: TokensGenerated, output: SequenceOutput) -> None:
     )
     for scores in output.scored:
         message.score(scores)
+    if output.drafted is not None and output.ending is None:  # whose usage has them
+        message.draft(*output.drafted)
     if output.ending is not None:
         message.end(output.header, output.ending)
 

@@ -62,6 +62,7 @@ class _OpenStream:
     cached_tokens: int
     opened: bool
     span: Span | None
+    drafted: tuple[int, int] = (0, 0)  # accepted and rejected so far
 
 
 class Streams:
@@ -90,6 +91,8 @@ class Streams:
                 entry = self._open(row, compute, now_s, outcome)
                 if entry is None:
                     continue
+            if row.drafted is not None:
+                entry.drafted = row.drafted
             stream = entry.stream
             if stream is None:  # a stop string ended it: the rest is compute's last steps
                 if row.ended is not None:
@@ -183,7 +186,8 @@ class Streams:
     ) -> None:
         """End an attempt with a stop string, here and at compute."""
         entry.stream = None
-        usage = Usage(entry.prompt_tokens, entry.cached_tokens, row.first_index + chunk.num_ids)
+        num_tokens = row.first_index + chunk.num_ids
+        usage = Usage(entry.prompt_tokens, entry.cached_tokens, num_tokens, *entry.drafted)
         self._end(row, entry, _stopped(chunk, usage), outcome)
         attempt = AttemptId(row.router, row.counter)
         outcome.aborts.append(AbortOrder(entry.compute, attempt, "stop_string"))

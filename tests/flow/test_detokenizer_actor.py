@@ -107,6 +107,25 @@ async def test_one_step_becomes_one_message_for_each_router(ring: Ring) -> None:
     assert ring.actor.num_open == 3
 
 
+async def test_the_usage_of_a_stopped_stream_says_what_became_of_its_drafts(ring: Ring) -> None:
+    router = ring.routers["r1"]
+    attempt = AttemptId(router.address.instance_id, 1)
+    step = TokensGenerated(1)
+    step.add(attempt, 0, ids_of("a"), header=ring.header(router, stop=("XY",)), prompt=(4, 1))
+    step.draft(0, 3)
+    for number, text in enumerate(("b", "X"), 1):
+        step.add(attempt, number, ids_of(text))
+        step.draft(number, 5 - number)
+    ring.send(step)
+    after = TokensGenerated(2)  # a step without drafts
+    after.add(attempt, 3, ids_of("Y"))
+    ring.send(after)
+    *_, message = (m for m in ring.got["r1"] if isinstance(m, TextGenerated))
+    *_, row = rows(message)
+    assert row.ended is not None
+    assert row.ended.usage == Usage(4, 1, 4, 2, 3)
+
+
 async def test_a_stop_string_ends_the_stream_for_the_router_and_at_compute(ring: Ring) -> None:
     router = ring.routers["r1"]
     attempt = AttemptId(router.address.instance_id, 1)

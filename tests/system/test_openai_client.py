@@ -51,10 +51,12 @@ def test_a_predicted_answer_is_the_same_and_its_usage_says_what_was_right(client
         **predicted, stream=True, stream_options={"include_usage": True}
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-    for usage in (answer.usage, last.usage):
+    stopped = client.chat.completions.create(**predicted, stop=text[-9:-3])
+    assert text.startswith(stopped.choices[0].message.content)
+    for usage in (answer.usage, last.usage, stopped.usage):
         details = usage.completion_tokens_details
         assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0
-        assert usage.completion_tokens == 48
+    assert answer.usage.completion_tokens == last.usage.completion_tokens == 48
 
 
 def test_usage_comes_in_a_last_chunk_if_it_is_asked_for(client: OpenAI) -> None:

@@ -84,11 +84,11 @@ class Committer:
                 chunk.sequence.charge()
 
     def _take_several(self, step: LaunchedStep, result: StepResult) -> list[int]:
-        """Append what rows gave whose drafts were right, up to an end; return their samples.
+        """Append what rows gave that had drafts, up to an end; return their samples.
 
-        Each token has an output of its own.
+        Each token has an output of its own, which says what became of drafts up to there.
         """
-        samples = np.flatnonzero(result.n_valid > 1).tolist()
+        samples = np.flatnonzero((result.n_valid > 1) | (result.num_offered > 0)).tolist()
         samples = [s for s in samples if step.samples[s].live and s not in step.skipped]
         for sample in samples:
             sequence, num_before = step.samples[sample], len(step.samples[sample].outputs)

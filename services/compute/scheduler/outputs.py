@@ -42,6 +42,7 @@ class SequenceOutput:
     cached_tokens: int = 0  # with `opened`
     scored: tuple[PromptLogprobs, ...] = ()
     queued_s: float | None = None  # with `opened`
+    drafted: tuple[int, int] | None = None  # accepted and rejected so far, if there were drafts
 
 
 class StepTokens(NamedTuple):

@@ -335,10 +335,13 @@ class Sequence:
             return Ending("length", self.usage())
         return None
 
+    @property
+    def drafted(self) -> tuple[int, int]:
+        """How many of the drafts that were computed are among the outputs, and how many not."""
+        return self.num_accepted, self.num_offered - self.num_accepted
+
     def usage(self) -> Usage:
-        num_rejected = self.num_offered - self.num_accepted
-        drafted = self.num_accepted, num_rejected
-        return Usage(self.prompt_len, self.cached_tokens, len(self.outputs), *drafted)
+        return Usage(self.prompt_len, self.cached_tokens, len(self.outputs), *self.drafted)
 
 
 class Chunk(NamedTuple):

@@ -313,6 +313,7 @@ class SchedulerState:
                 sequence.cached_tokens,
                 scored,
                 sequence.queued_s,
+                sequence.drafted if sequence.num_offered else None,
             )
         )
         sequence.opened = True

@@ -102,6 +102,8 @@ def token_messages(draw: st.DrawFn) -> TokensGenerated:
         rows.add(attempt, draw(st.integers(0, 1 << 20)), ids, scores, header)
         if draw(st.booleans()):
             rows.end(b"h", Ending(draw(reasons), draw(usages), draw(st.none() | token_ids)))
+        elif draw(st.booleans()):
+            rows.draft(draw(st.integers(0, 1 << 20)), draw(st.integers(0, 1 << 20)))
     return rows
 
 

@@ -51,6 +51,16 @@ def content(outputs: list[Output]) -> dict[Address, list[TokenRow]]:
     return found
 
 
+def test_rows_say_what_became_of_drafts_where_no_ending_does() -> None:
+    ending = Ending("stop", Usage(7, 0, 3, 1, 2))
+    outputs: list[Output] = [
+        SequenceOutput(AttemptId("b", 1), ONE, b"", 1, (5,), drafted=(0, 2)),
+        SequenceOutput(AttemptId("b", 1), ONE, b"h1", 2, (6,), ending=ending, drafted=(1, 2)),
+        step_tokens(ONE, "b", (2, 4, 8)),
+    ]
+    assert [row.drafted for row in content(outputs)[ONE]] == [(0, 2), None, None]
+
+
 def test_each_detokenizer_gets_its_rows_in_one_message() -> None:
     found = content(OUTPUTS)
     assert [(*row[:3], tuple(row.token_ids)) for row in found[ONE]] == [

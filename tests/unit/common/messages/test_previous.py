@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,7 +77,11 @@ def test_the_release_before_that_other_tests_run_writes_the_same_bytes(name: str
 def without_new_fields(record: Any) -> Any:
     """A message as the release before could say it."""
     new = old_release.NEW_FIELDS.get(type(record), ())
-    changes = {each.name: each.default for each in fields(record) if each.name in new}
+    changes = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(record)
+        if each.name in new
+    }
     if isinstance(record, WorkerAlive):
         changes["model"] = without_new_fields(record.model)
         changes["load"] = without_new_fields(record.load)

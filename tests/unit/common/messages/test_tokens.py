@@ -139,6 +139,19 @@ def test_rows_with_more_than_tokens_are_read_as_they_are_and_in_their_place() ->
     ]
 
 
+def test_rows_that_become_one_have_the_last_counts_of_drafts() -> None:
+    first, later = message((B, 0, (9,)), (A, 0, (1,))), message((A, 1, (2,)))
+    first.draft(0, 2)
+    later.draft(1, 3)
+    merged = first.merged(later)
+    merged.check()
+    assert [row.drafted for row in merged.rows()] == [None, (0, 2), (1, 3)]
+    assert {(tuple(row.token_ids), row.drafted) for row in merged.runs()} == {
+        ((9,), None),
+        ((1, 2), (1, 3)),
+    }
+
+
 def test_a_merged_row_keeps_the_counts_of_its_prompt() -> None:
     builder = TokensGenerated(7)
     builder.add(A, 0, (1,), header=b"h", prompt=(40, 32, 0.5))
