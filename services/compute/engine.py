@@ -243,8 +243,6 @@ class Engine:
         return bool(transfers)
 
     def _end_transfers(self) -> None:
-        if not self._transfers:
-            return
         under_way = []
         for transfer, ticket in self._transfers:
             if self._runner.transferred(ticket):
@@ -389,5 +387,7 @@ class Engine:
             self.health.step_took(work_of(step.plan), took_s, seen_s)
         self.stats.device_busy_s += end_s - start_s
         if self._device_end_s > 0.0:
-            self.stats.device_idle_s += max(0.0, start_s - self._device_end_s)
+            waited_s = max(0.0, start_s - self._device_end_s)
+            self.stats.device_idle_s += waited_s
+            self._scheduler.device_waited(waited_s)
         self._device_end_s = end_s

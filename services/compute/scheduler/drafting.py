@@ -37,6 +37,8 @@ class DraftPolicy(Protocol):
 
     def rests(self) -> bool: ...
 
+    def waited(self, seconds: float) -> None: ...
+
     def choose(
         self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
     ) -> Int32Array: ...
@@ -74,6 +76,9 @@ class Drafting:
     def begin(self, slots: tuple[SlotDelta, ...]) -> None:
         for delta in slots:
             self._policy.begin(delta.slot)
+
+    def waited(self, seconds: float) -> None:
+        self._policy.waited(seconds)
 
     def foresee(self, forced: Iterable[ForcedTokens]) -> None:
         """Take tokens that must come, whatever is drawn before them."""

@@ -99,6 +99,11 @@ class Scheduler:
         if self._drafting is not None and self.foresees:
             self._drafting.foresee(forced)
 
+    def device_waited(self, seconds: float) -> None:
+        """There was work, and the device had none for so long before a step."""
+        if self._drafting is not None:
+            self._drafting.waited(seconds)
+
     def plan(self, now_s: float) -> StepPlan | None:
         """Plan the next step.
 

@@ -11,6 +11,7 @@ Shape legend: Q decode rows, K drafts of a row, N slots.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,12 +34,18 @@ RESTING = 7
 """Steps after one in which no draft was worth it that are not asked whether one is: choosing takes
 0.1 to 0.2 ms, 5 % of a step of a small model on a CPU."""
 
+NUM_WAITS = 31
+"""Of the device for the host that are remembered. Where the host works while the device does they
+are about 0; on a CPU it is the same thread, and a small model's step takes a fifth more for it."""
+
 LEAST_SHARE = 0.001  # of a step in what one more row takes: measured, it may be none
 
 OTHERS_WEIGHT = 16.0
 """Of all drafts until now in what is believed of one row's, in drafts. Without it rows that were
 lucky get too many: 128 rows whose drafts are right at 0.3 gave 0.93 of the best fixed number, and
 0.99 with it."""
+
+APART = 1e9  # more than drafts a second that rows can be worth
 
 LEAST_GAIN = 1.01
 """Of a step with drafts over one without, below which there are none: what is believed is noisy."""
@@ -65,6 +72,7 @@ class DraftController:
         self._tried_N = np.zeros(num_slots)
         self._all_right = self._all_tried = 0.0
         self._resting = 0
+        self._waits_s: deque[float] = deque(maxlen=NUM_WAITS)
 
     def begin(self, slot: int) -> None:
         """A sequence takes a slot."""
@@ -88,13 +96,15 @@ class DraftController:
         num_there = min(int(np.maximum(most_Q, 0).sum()), num_rows)
         # Those first that give most for what they take; ties go to the rows before.
         worth_QK = survival_QK / self._row_s(positions_Q)[:, None]
+        if self._costs.pass_s:  # shared by all rows: none has two before others have one
+            worth_QK -= np.where(survival_QK > 0.0, self._power_K, len(self._power_K) + 1) * APART
         order = np.argsort(-worth_QK, axis=None, kind="stable")[:num_there]
         rows = order // len(self._power_K)
         tokens = len(slots_Q) + _summed(survival_QK.ravel()[order])
         step_s = self._costs.seconds(len(slots_Q) + np.arange(len(tokens)))
         step_s += self._passes_s(order % len(self._power_K))
         seen = positions_Q.sum() + _summed(positions_Q[rows])
-        rates = tokens / (step_s + seen * self._costs.position_s)
+        rates = tokens / (self._waits_of_s() + step_s + seen * self._costs.position_s)
         best = int(rates.argmax())
         if rates[best] < LEAST_GAIN * rates[0]:
             self._forget(slots_Q)
@@ -102,6 +112,15 @@ class DraftController:
             return NO_IDS
         num_drafts: Int32Array = np.bincount(rows[:best], minlength=len(slots_Q)).astype(np.int32)
         return num_drafts
+
+    def waited(self, seconds: float) -> None:
+        """The device has waited so long for a step: one step less takes so much less, too."""
+        self._waits_s.append(seconds)
+
+    def _waits_of_s(self) -> float:
+        """What a step takes beside its computing: the middle of the last waits."""
+        waits_s = sorted(self._waits_s)
+        return waits_s[len(waits_s) // 2] if waits_s else 0.0
 
     def _forget(self, slots_Q: Int32Array) -> None:
         """As after this step without drafts and those that follow it."""
@@ -164,6 +183,9 @@ class FixedDrafts:
 
     def rests(self) -> bool:
         return False
+
+    def waited(self, seconds: float) -> None:
+        pass
 
     def choose(
         self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int

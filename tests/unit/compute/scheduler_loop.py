@@ -157,6 +157,9 @@ class SomeDrafts:
     def rests(self) -> bool:
         return False
 
+    def waited(self, seconds: float) -> None:
+        assert seconds >= 0.0
+
     def choose(
         self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
     ) -> Int32Array:

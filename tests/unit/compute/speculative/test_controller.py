@@ -131,8 +131,35 @@ def test_it_gives_what_the_best_fixed_number_gives(rate: float, num_rows: int) -
     assert free >= 0.97 * max(none, *fixed)
 
 
+@pytest.mark.parametrize(
+    ("rate", "num_rows", "wait_s"),
+    [(0.87, 1, 0.0008), (0.3, 1, 0.0008), (0.87, 8, 0.0008), (0.87, 8, 0.0)],
+)
+def test_what_a_step_takes_beside_its_computing_counts(
+    rate: float, num_rows: int, wait_s: float
+) -> None:
+    """On the costs of the demo model and its drafter on a CPU, where the device waits or not."""
+    costs = StepCosts(
+        (1, 2, 4, 8, 16, 32, 64),
+        (0.0027, 0.0031, 0.0033, 0.0036, 0.0046, 0.0066, 0.011),
+        pass_s=(0.0018, 0.0019, 0.002, 0.0021, 0.0024, 0.003, 0.0044),
+    )
+    slots = np.arange(num_rows, dtype=np.int32)
+    fixed = [
+        _tokens_per_s(FixedDrafts(num_rows, k), costs, slots, rate, wait_s)
+        for k in range(1, MOST + 1)
+    ]
+    none = num_rows / (wait_s + float(costs.seconds(np.array([num_rows]))[0]))
+    made = DraftController(num_rows, MOST, costs, first_rate=0.8, first_weight=4.0)
+    assert _tokens_per_s(made, costs, slots, rate, wait_s) >= 0.97 * max(none, *fixed)
+
+
 def _tokens_per_s(
-    policy: DraftController | FixedDrafts, costs: StepCosts, slots: Int32Array, rate: float
+    policy: DraftController | FixedDrafts,
+    costs: StepCosts,
+    slots: Int32Array,
+    rate: float,
+    wait_s: float = 0.0,
 ) -> float:
     rng = np.random.default_rng(1)
     tokens, seconds = 0, 0.0
@@ -146,6 +173,9 @@ def _tokens_per_s(
         lucky = rng.random((len(slots), MOST)) < rate
         right = np.minimum(np.cumprod(lucky, axis=1).sum(axis=1), offered).astype(np.int32)
         tokens += len(slots) + int(right.sum())
+        policy.waited(wait_s)
+        passes_K = (offered[:, None] > np.arange(MOST)).sum(axis=0)
+        seconds += wait_s + float(costs.pass_seconds(passes_K).sum())
         seconds += float(costs.seconds(np.array([len(slots) + offered.sum()]))[0])
         if len(drafts):
             tried = np.flatnonzero(offered)
