@@ -129,10 +129,11 @@ class ComputeSettings(Settings):
     static_batch_window_s: float = Field(0.05, description="how long static_batch collects")
     in_flight_steps: int = Field(1, description="steps launched ahead of the last result")
     speculative_config: str = Field(
-        "off",
+        "auto",
         description="guess the next tokens and compute several in one step, which changes no text: "
-        'auto, off, or JSON in the form that vLLM takes, like {"method": "ngram", '
-        '"num_speculative_tokens": 4}, or {"model": "FOLDER"} of a small model that guesses',
+        "auto (as far as that pays and the device can), off, or JSON in the form that vLLM takes, "
+        'like {"method": "ngram", "num_speculative_tokens": 4}, or {"model": "FOLDER"} of a small '
+        "model that guesses",
     )
     batch_invariant: bool = Field(
         False,

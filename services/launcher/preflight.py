@@ -164,7 +164,7 @@ def _check_stages(plan: Plan, option: str) -> None:
             f"{option}: stages cannot be split over ranks as well yet; leave "
             "--tensor-parallel-size out"
         )
-    if plan.value("compute", "speculative_config") != "off":
+    if plan.value("compute", "speculative_config") not in ("auto", "off"):
         raise ConfigError(
             f"{option}: there are no drafts in stages yet; leave --speculative-config out"
         )

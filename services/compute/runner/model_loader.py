@@ -132,6 +132,8 @@ class ModelLoader:
 
     @property
     def drafts(self) -> SpeculativeSettings | None:
+        if self.stages.count > 1:  # there are none in stages yet
+            return None
         return read_speculative(self.settings.speculative_config)
 
     @property

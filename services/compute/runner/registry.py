@@ -15,7 +15,7 @@ from common.host import processor_name
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
-from services.compute.speculative.settings import read_speculative
+from services.compute.speculative.settings import NO_DRAFTER, read_speculative
 
 if TYPE_CHECKING:  # they need torch
     from services.compute.distributed.ranks import Ranks
@@ -57,7 +57,7 @@ def load_runner(folder: Path, settings: ComputeSettings, links: LinkSettings = N
             raise ConfigError(
                 "compute.record_dir: the device sim has nothing to record; leave it out."
             )
-        if settings.speculative_config != "off":
+        if settings.speculative_config not in NO_DRAFTER:
             raise ConfigError(
                 "compute.speculative_config: the device sim has no text to guess from; leave "
                 "it out."
@@ -145,7 +145,7 @@ def check_stages(settings: ComputeSettings) -> None:
         )
     if settings.record_dir:
         raise ConfigError("compute.record_dir: steps in stages are not recorded yet; leave it out.")
-    if settings.speculative_config != "off":
+    if settings.speculative_config not in NO_DRAFTER:
         raise ConfigError(
             "compute.pipeline_parallel_size: there are no drafts in stages yet; leave "
             "compute.speculative_config out."

@@ -16,12 +16,14 @@ from services.compute.speculative.step_costs import StepCosts
 from services.compute.step import NO_IDS, SlotDelta, StepPlan
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-ROWS_ON_A_CPU = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # no buckets are filled up there
+ROWS_ON_A_CPU = (1, 2, 4, 8, 16, 32, 64)  # no buckets are filled up there
 CHECKED_ROWS = (1, 8)
 SAME_RATIO = 1.25  # of these, up to which costs that were kept are still those of this device
 REPEATS = 5
+REPEATS_ON_A_CPU = 3
 ENOUGH_S = 0.5  # of steps of one size
 MOST_S = 20.0  # that a start may take for it
+MOST_ON_A_CPU_S = 2.0
 LONG_CONTEXT = 2048
 LONG_ROWS = 16
 SEVERAL_DRAFTS = 4
@@ -32,7 +34,8 @@ LeastSeconds: TypeAlias = Callable[[int, int, int], float]
 
 def measure(runner: Runner, clock: Callable[[], float] = time.monotonic) -> StepCosts:
     """Time steps of decode rows of a runner that serves nothing yet: the least of a few each."""
-    spec, until_s = runner.spec(), clock() + MOST_S
+    spec = runner.spec()
+    until_s = clock() + (MOST_S if spec.overlaps else MOST_ON_A_CPU_S)
     sizes, step_s = [], []
     least_s = _timer(runner, clock)
     for num_rows in MEASURED_ROWS if spec.overlaps else ROWS_ON_A_CPU:
@@ -88,10 +91,11 @@ def _timer(runner: Runner, clock: Callable[[], float]) -> LeastSeconds:
     drawn = SamplingParams(max_tokens=1, seed=1, temperature=1.0)
     slots = tuple(SlotDelta(slot, 0, drawn, 0, ()) for slot in range(spec.max_num_seqs))
     _time(runner, replace(_plan(spec, next(step_id), 1, 0), slots=slots))
+    repeats = REPEATS if spec.overlaps else REPEATS_ON_A_CPU
 
     def least_s(num_rows: int, position: int, num_drafts: int) -> float:
         until_s, times_s = clock() + ENOUGH_S, list[float]()
-        while len(times_s) < REPEATS and (len(times_s) < 2 or clock() < until_s):
+        while len(times_s) < repeats and (len(times_s) < 2 or clock() < until_s):
             plan = _plan(spec, next(step_id), num_rows, position)
             if num_drafts:
                 plan = replace(plan, num_drafts=np.full(num_rows, num_drafts, dtype=np.int32))

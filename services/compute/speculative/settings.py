@@ -23,6 +23,9 @@ small model, past answers, or heads that see the model's hidden states."""
 OTHER_NAMES = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp"}
 """Of methods in vLLM."""
 
+NO_DRAFTER = ("auto", "off")
+"""What may be said where there cannot be drafts."""
+
 
 class SpeculativeSettings(Settings):
     """Which drafts there are, and how many of them a row gets."""

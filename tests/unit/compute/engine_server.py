@@ -21,10 +21,13 @@ from services.compute.scheduler.outputs import Output, sequence_outputs
 from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.speculative.settings import read_speculative
+from services.compute.speculative.step_costs import StepCosts
 from services.compute.step import StepPlan, StepResult, TokenMasks
 from tests.unit.compute.generate_requests import generate_request
 
 ROUTER = "r"
+ANY_NUMBER_OF_ROWS = StepCosts((1, 64), (0.005, 0.005))
+"""Takes as long: every draft that may be right is worth it."""
 
 
 class Restricted:
@@ -78,7 +81,8 @@ class Server:
     ) -> None:
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
         spec = runner.spec()
-        drafts = draft_policy(read_speculative(settings.speculative_config), runner)
+        speculative = read_speculative(settings.speculative_config)
+        drafts = draft_policy(speculative, runner, lambda: ANY_NUMBER_OF_ROWS)
         self.scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy, drafts)
         self.errors: list[Exception] = []
         self.engine = Engine(

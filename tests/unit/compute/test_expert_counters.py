@@ -24,6 +24,7 @@ MODEL = "qwen3 moe"  # an MLP in its first layer
 SETTINGS = ComputeSettings(
     device="cpu", dtype="float32", max_num_seqs=8, max_batched_token_mem=2048, num_threads=1,
     max_prefill_tokens=13, prefix_cache=False,
+    speculative_config="off",  # drafts that are wrong choose experts, too
 )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
 ) -> None:
     folder = save_model(make_model("llama"), tmp_path)
     settings = drafting_with(folder)
-    monkeypatch.setattr(engine_server, "draft_policy", lambda config, runner: Seldom(16, 3))
+    monkeypatch.setattr(engine_server, "draft_policy", lambda *_: Seldom(16, 3))
     monkeypatch.setattr(read_rows, "FEW", 3)
     monkeypatch.setattr(draft_model, "READ_AT_ONCE", 8)
     stats = answers(load_on_cpu(folder, settings), settings).scheduler.stats()

@@ -41,6 +41,7 @@ SETTINGS = ComputeSettings(
     swap_space=0.01,
     num_threads=1,
     warmup=False,
+    speculative_config="off",  # sequences are to be short of pages at the same time
 )
 PROMPTS = random_prompts(VOCAB_SIZE, (60, 2, 25, 41, 60))
 FEW_PAGES = {"num_pages": 14, "max_model_len": 100, "num_host_pages": 0}

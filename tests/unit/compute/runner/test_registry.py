@@ -37,7 +37,7 @@ def test_without_triton_the_error_says_what_to_install() -> None:
 
 
 def test_the_device_sim_has_no_drafts() -> None:
-    settings = ComputeSettings(device="sim", speculative_config="auto")
+    settings = ComputeSettings(device="sim", speculative_config='{"method": "ngram"}')
     with pytest.raises(ConfigError, match="the device sim has no text to guess from"):
         load_runner(Path("nowhere"), settings)
 

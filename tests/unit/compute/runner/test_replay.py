@@ -25,6 +25,7 @@ from tests.unit.compute.tiny_models import make_model, save_model
 SETTINGS = ComputeSettings(
     device="cpu", dtype="float32", page_tokens=8, max_num_seqs=8, max_prefill_tokens=16,
     max_batched_token_mem=1024, swap_space=0.01, num_threads=1,
+    speculative_config="off",  # sequences are to be short of pages at the same time
 )  # fmt: skip
 
 

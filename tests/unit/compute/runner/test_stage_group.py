@@ -128,7 +128,7 @@ def test_children_meet_where_nobody_else_can_enter() -> None:
     [
         ({"tensor_parallel_size": 2}, "leave compute.tensor_parallel_size out"),
         ({"prefill_context_parallel_size": 2}, "leave .*context_parallel_size out"),
-        ({"speculative_config": "auto"}, "leave compute.speculative_config out"),
+        ({"speculative_config": '{"method": "ngram"}'}, "leave compute.speculative_config out"),
         ({"record_dir": "/tmp"}, "not recorded yet"),
     ],
 )
