@@ -2,7 +2,7 @@
 
     python -m benchmarks.drafts [--rounds 5]
 
-Three servers of the demo model, of which the one that is asked has the machine. Texts that repeat
+Servers of the demo model, of which the one that is asked has the machine. Texts that repeat
 what was said are what drafts from the text itself are for; answers to questions have little of it,
 but a model of a fifth of the size, which was trained on the same texts, knows many of them.
 """
@@ -21,9 +21,16 @@ from benchmarks.report import Report
 from benchmarks.stack import ROOT, Stack
 
 DEMO = ROOT / "models" / "demo"
+SMALL = str(ROOT / "models" / "demo_draft")
 DRAFTERS = {
     "the text": "auto",
-    "a small model": json.dumps({"model": str(ROOT / "models" / "demo_draft")}),
+    "a small model": json.dumps({"model": SMALL}),
+    **{
+        f"a small model, always {count}": json.dumps(
+            {"model": SMALL, "num_speculative_tokens": count}
+        )
+        for count in (1, 2, 3)
+    },
 }
 MAX_TOKENS = 96
 
