@@ -21,9 +21,9 @@ PATIENCE = 16
 """Steps in a row of which none has drafts, be it that none were found or that none are worth it,
 behind which they are looked for in each."""
 
-LOOK_EVERY = 4
-"""Of the steps behind those: to look takes 40 us for one row of a small model, 1 % of its step, and
-a text that begins to repeat itself does so for longer than that."""
+LOOK_EVERY, LATER_EVERY = 4, 8
+"""Of the steps behind those, and behind four times as many: to look takes 60 us for one row of a
+small model, 2 % of its step, and a text that begins to repeat itself does so for longer."""
 
 
 class EagerDrafting:
@@ -44,6 +44,8 @@ class EagerDrafting:
             pass
         for entry in read_entries(packed):
             self._drafter.enter(entry)
+            if len(entry.prediction_ids):  # it may be followed from the first token on
+                self._num_unused = 0
 
     def complete(
         self, states: SlotStates, rows: Rows, num_decodes: int
@@ -101,8 +103,10 @@ class EagerDrafting:
         states.forget_drafts()
         self._unread.append((slots_S, tokens_S, counts_S))
         self._num_unused += 1
-        if self._num_unused > self._patience and self._num_unused % LOOK_EVERY:
-            return NO_IDS, NO_IDS
+        if self._num_unused > self._patience:
+            every = LOOK_EVERY if self._num_unused <= 4 * PATIENCE else LATER_EVERY
+            if self._num_unused % every:
+                return NO_IDS, NO_IDS
         slots = slots_S.tolist()
         num_found, found_by = [0] * len(slots), [0] * len(slots)
         rows = {slot: row for row, slot in reversed([*enumerate(slots)])}  # the first of each

@@ -150,7 +150,7 @@ class Drafting:
             self.counts.add(drafters, offered, np.maximum(right, 0))
             if guessed.any():  # of what is forced there is nothing to learn
                 self._policy.seen(slots[guessed], offered[guessed], right[guessed])
-        self._any_found = bool(result.num_found.any())
+        self._any_found = len(result.num_found) > 0 and bool(result.num_found.any())
         if self._any_found:
             # Not of those that ended, or were skipped and preempted since.
             samples = [s for s, sequence in enumerate(step.samples) if sequence.slot >= 0]
