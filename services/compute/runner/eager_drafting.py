@@ -37,6 +37,7 @@ class EagerDrafting:
         self._patience = sys.maxsize if drafter.computes else PATIENCE
         self._unread: list[tuple[Int64Array, Int64Array, BoolArray]] = []  # columns of steps
         self._num_unused = 0  # steps without drafts, since the last one with some
+        self._is_predicted = False  # the answer of a sequence that has just entered
 
     def enter(self, packed: Int32Array) -> None:
         """Sequences take their slots."""
@@ -44,8 +45,8 @@ class EagerDrafting:
             pass
         for entry in read_entries(packed):
             self._drafter.enter(entry)
-            if len(entry.prediction_ids):  # it may be followed from the first token on
-                self._num_unused = 0
+            # It may be followed from the first token on.
+            self._is_predicted = self._is_predicted or len(entry.prediction_ids) > 0
 
     def complete(
         self, states: SlotStates, rows: Rows, num_decodes: int
@@ -103,10 +104,11 @@ class EagerDrafting:
         states.forget_drafts()
         self._unread.append((slots_S, tokens_S, counts_S))
         self._num_unused += 1
-        if self._num_unused > self._patience:
+        if self._num_unused > self._patience and not self._is_predicted:
             every = LOOK_EVERY if self._num_unused <= 4 * PATIENCE else LATER_EVERY
             if self._num_unused % every:
                 return NO_IDS, NO_IDS
+        self._is_predicted = False
         slots = slots_S.tolist()
         num_found, found_by = [0] * len(slots), [0] * len(slots)
         rows = {slot: row for row, slot in reversed([*enumerate(slots)])}  # the first of each

@@ -112,8 +112,13 @@ class GramPlaces:
         return alike
 
     def _take_all(self, links: _Links, begin: int, end: int) -> None:
+        """As if they were added to empty links one by one."""
         grams: Int64Array = np.asarray(self._ids_L[begin:end]).astype(np.int64)
         if self._size > 1:
             grams = grams[:-1] << 32 | grams[1:]
-        for place, gram in enumerate(grams.tolist(), begin + self._size - 1):
-            links.add(gram, place)
+        places = np.arange(len(grams)) + (begin + self._size - 1)
+        links.last = dict(zip(grams.tolist(), places.tolist(), strict=True))
+        order = np.argsort(grams, kind="stable")
+        again = np.flatnonzero(grams[order[1:]] == grams[order[:-1]])
+        later, earlier = places[order[again + 1]].tolist(), places[order[again]].tolist()
+        links.before = dict(zip(later, earlier, strict=True))
