@@ -158,7 +158,7 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
 ) -> None:
     folder = save_model(make_model("llama", **SIZES), tmp_path)
     settings = drafting_with(folder)
-    monkeypatch.setattr(engine_server, "draft_policy", lambda config, runner: Seldom(8, 2))
+    monkeypatch.setattr(engine_server, "draft_policy", lambda *_: Seldom(8, 2))
     monkeypatch.setattr(model_drafter, "READ_SIZES", (4, 8))  # not for all that is behind
     longer = replace(DRAWN, max_tokens=14)
     server = Server(load_runner(folder, settings, device), settings)

@@ -152,7 +152,7 @@ def test_drafts_are_those_of_the_whole_text(
     monkeypatch.setattr(head_drafter, "READ_AT_ONCE", 16)
     monkeypatch.setattr(Seldom, "every", every)
     monkeypatch.setattr(
-        engine_server, "draft_policy", lambda config, runner: Seldom(16, 3) if config else None
+        engine_server, "draft_policy", lambda config, *_: Seldom(16, 3) if config else None
     )
     more = {"num_hidden_layers": 4} if variant == "llama" else {}
     model = make_model(variant, **more)
