@@ -31,6 +31,7 @@ from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
 SETTINGS = ComputeSettings(
     device="cpu", dtype="float32", max_num_seqs=16, max_batched_token_mem=1024, num_threads=1,
     max_prefill_tokens=24, swap_space=0.003,
+    speculative_config="off",
 )  # fmt: skip
 
 
