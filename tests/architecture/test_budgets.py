@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (10_120, 64),
+    "common": (10_150, 64),
     "services/router": (14_830, 87),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (44_320, 284),
+    "services/compute": (44_500, 285),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (2_730, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (71_370, 445),
+    "services": (71_540, 446),
 }
 MIN_MEDIAN_LINES = 90
 
