@@ -100,6 +100,8 @@ class StructuredSequences:
 
     def awaited(self) -> list[tuple[int, int]]:
         """Slots and epochs of the sequences whose next mask is not there."""
+        if not self._sequences:
+            return []
         return [(slot, each.delta.epoch) for slot, each in self._waiting(inf).items()]
 
     def forced(self) -> list[ForcedTokens]:
