@@ -21,7 +21,7 @@ BUDGETS = {  # package: lines, files
     "services/launcher": (2_730, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (71_540, 446),
+    "services": (71_550, 446),
 }
 MIN_MEDIAN_LINES = 90
 
