@@ -42,7 +42,7 @@ DrafterMaker: TypeAlias = Callable[[Host], Drafter]
 def load_drafter(loader: ModelLoader, ends: ModelEnds) -> DrafterMaker | None:
     """Load what drafts for a model; None if nothing does."""
     drafts = loader.drafts
-    if drafts is None or loader.pooling is not None:  # such a model makes no text
+    if drafts is None:
         return None
     if loader.head is not None:
         return _head(loader, loader.head, ends)

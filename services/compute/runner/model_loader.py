@@ -110,14 +110,14 @@ class ModelLoader:
         placement = expert_placement(settings, config.shape.experts, ranks)
         about = config, pooling, dtype, quantization
         loader = ModelLoader(folder, settings, device, *about, ranks, placement, stages)
-        drafts = loader.drafts if pooling is None else None
+        drafts = loader.drafts
         head, drafter = read_head(drafts, folder, config), loader._read_drafter()
         return replace(loader, drafter=drafter, head=head, context=context)
 
     def _read_drafter(self) -> ModelLoader | None:
         """The model of the settings that drafts; ConfigError for one of another vocabulary."""
         drafts = self.drafts
-        if drafts is None or drafts.method != "draft_model" or self.pooling is not None:
+        if drafts is None or drafts.method != "draft_model":
             return None
         changes = {"speculative_config": "off", "max_model_len": 0}
         folder, settings = locate(drafts.model), self.settings.model_copy(update=changes)
@@ -132,7 +132,8 @@ class ModelLoader:
 
     @property
     def drafts(self) -> SpeculativeSettings | None:
-        if self.stages.count > 1:  # there are none in stages yet
+        """None for a stage, yet, and for a model that makes embeddings."""
+        if self.stages.count > 1 or self.pooling is not None:
             return None
         return read_speculative(self.settings.speculative_config)
 

@@ -218,7 +218,7 @@ def machine_sizes(loader: ModelLoader) -> MachineSizes:
 
 def _draft_rule(loader: ModelLoader) -> DraftRule | None:
     drafts = loader.drafts
-    if drafts is None or loader.pooling is not None:  # such a model has no head
+    if drafts is None:
         return None
     return DraftRule(
         drafts.max_drafts,
