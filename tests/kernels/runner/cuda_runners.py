@@ -31,6 +31,7 @@ SETTINGS = ComputeSettings(
     max_prefill_tokens=120,
     max_batched_token_mem=2048,
     swap_space=0.01,
+    speculative_config="off",  # steps are counted; drafts have tests of their own
 )
 
 
