@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 TIMEOUT_S = 240.0  # without a byte, keep-alives included: a machine may be busy
-# These differ from one asking to the next: names, times, and what a prefix cache had.
+# These differ from one asking to the next: names, times, what a prefix cache had, and drafts.
 VOLATILE = frozenset(
     "id item_id created created_at completed_at sequence_number system_fingerprint cached_tokens "
     "cache_read_input_tokens cache_creation_input_tokens input_tokens total_duration load_duration "
-    "prompt_eval_duration eval_duration index call_id".split()
+    "prompt_eval_duration eval_duration index call_id accepted_prediction_tokens "
+    "rejected_prediction_tokens".split()
 )
 # These come in pieces. Of the others the last value counts; one that comes twice is found in these.
 GROWING = frozenset(

@@ -25,7 +25,8 @@ from common.messages.sampling import SamplingParams
 from services.compute.actor import pack_outputs
 from services.compute.config import ComputeSettings
 from services.compute.device import ModelDevice
-from services.compute.engine import Engine, warm_up
+from services.compute.engine import Engine
+from services.compute.warm_up import warm_up
 
 NEEDS_GPU = True  # `python -m benchmarks` leaves it out where there is none
 NUM_TOKENS, PROMPT_TOKENS = 512, 64

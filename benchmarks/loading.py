@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.report import Report
 from services.compute.config import ComputeSettings
 from services.compute.layers.cpu_linear import CpuLinears
-from services.compute.layers.weighted_layers import make_linear
+from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.runner.model_loader import ModelLoader, keep_freed_memory
 
 HIDDEN, INNER, LAYERS, VOCABULARY = 2048, 5632, 6, 8192
@@ -148,7 +148,8 @@ def load(folder: Path, quantization: str, way: str) -> None:
     loader = ModelLoader.read(folder, settings, torch.device("cpu"))
     torch.set_num_threads(1)
     keep_freed_memory(False)
-    make = make_linear if way == "packed" else CpuLinears(loader.dtype, keep_dense=False)
+    is_packed = way == "packed"
+    make = KernelLinears(loader.dtype, False) if is_packed else CpuLinears(loader.dtype, False)
     before = most = resident()
     done = threading.Event()
 

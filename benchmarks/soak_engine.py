@@ -14,9 +14,10 @@ from common.messages.arrays import int32s
 from common.messages.generate import Generate
 from services.compute.config import ComputeSettings
 from services.compute.device import ModelDevice
-from services.compute.engine import Engine, warm_up
+from services.compute.engine import Engine
 from services.compute.scheduler.outputs import SequenceOutput, sequence_outputs
 from services.compute.scheduler.scheduler import SchedulerStats
+from services.compute.warm_up import warm_up
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
 
