@@ -133,8 +133,14 @@ def grammar_settings(
         cache_bytes=(settings.grammar_memory_mb << 20) // KEPT_PART,
         max_grammar_bytes=settings.max_grammar_bytes,
         cores=cores,
-        num_makers=min(MOST_MAKERS, max(1, len(cores) // CORES_PER_MAKER)),
+        num_makers=_num_makers(len(cores), settings.max_threads),
     )
+
+
+def _num_makers(num_cores: int, max_threads: int) -> int:
+    """Of the cores that one of several computes on a host may keep busy, where it is said so."""
+    num_own = min(num_cores, max_threads or num_cores)
+    return min(MOST_MAKERS, max(1, num_own // CORES_PER_MAKER))
 
 
 def _cores_beside(core: int) -> tuple[int, ...]:

@@ -204,8 +204,7 @@ class Engine:
         self.num_slices += 1
 
     def collect_before(self) -> bool:
-        """Take the result of a step before those that are to be computed, if it is there; False if
-        not."""
+        """Take the result of a step before those to be computed; False if there is none yet."""
         oldest = self._in_flight[0]
         return not (oldest.computing or oldest.masked) and self.collect(force=False)
 

@@ -24,9 +24,9 @@ from services.compute.speculative.controller import FixedDrafts
 from services.compute.speculative.drafter import DecodeRows
 from services.compute.step import NO_IDS, Int32Array, Int64Array
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
+from tests.kernels.runner.draft_histories import play_with_and_without
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.engine_histories import EOS_IDS, check_same, play, repeating_history
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.tiny_models import make_model, save_model
 
@@ -180,18 +180,5 @@ def test_random_histories_say_the_same(
 ) -> None:
     folder = save_model(make_model(large), tmp_path / "large")
     drafting = drafting_with(save_model(make_model(small), tmp_path / "small"))
-    few = {"num_pages": 24, "num_host_pages": 30, "eos_token_ids": EOS_IDS}
-    heard, offered = [], 0
-    for settings in (SETTINGS, drafting):
-        larger = {"max_num_seqs": 32, "max_prefill_tokens": 24, "batch_invariant": True}
-        settings = settings.model_copy(update=larger)
-        runner = load_runner(folder, settings, device)
-        for seed in range(3):
-            server = Server(Restricted(runner, **few), settings)
-            play(server, repeating_history(seed))
-            heard.append((server.tokens, server.reasons))
-            offered += server.scheduler.stats().drafts_total
-        del runner
-    assert offered > 20
-    for without, with_drafts in zip(heard[:3], heard[3:], strict=True):
-        check_same(without, with_drafts)
+    stats = play_with_and_without(folder, drafting, device)
+    assert sum(each.drafts_total for each in stats) > 20
