@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import numpy as np
+import structlog
 
 from benchmarks.gpu_models import SHAPES, Shape, make_folder
 from benchmarks.stack import ROOT
@@ -85,6 +86,7 @@ class Served:
 def serve(folder: Path, settings: ComputeSettings, num_tokens: int) -> None:
     """For each line, a seed, compute a prompt; say the seconds to its first token, this thread's
     processor time, and the token."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     runner = load_runner(folder, settings)
     scheduler = Scheduler(runner.spec(), scheduler_settings(settings, runner.spec()), DecodeFirst())
 

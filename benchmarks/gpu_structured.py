@@ -55,7 +55,11 @@ def main() -> None:
         "128,256; a JSON schema that no answer completes. Output tokens per second of all streams "
         "of a kind.",
     )
-    settings = {"model.served_name": "sim", "compute.max_model_len": 1024}
+    settings = {
+        "model.served_name": "sim",
+        "compute.max_model_len": 1024,
+        "compute.speculative_config": "off",  # free text of random weights repeats itself
+    }
     with scratch_folder() as scratch:
         for name in options.models:
             folder = make_folder(scratch / name, SHAPES[name])

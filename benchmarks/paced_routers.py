@@ -125,6 +125,9 @@ def found(folder: Path, num_routers: int, options: argparse.Namespace) -> Level 
         "compute.max_num_seqs": -(-options.most // options.computes),
         "compute.max_batched_token_mem": options.most * (TOKENS + 64),
         "compute.max_waiting": options.most,
+        "router.max_in_flight": options.most,
+        "router.max_in_flight_choices": options.most,
+        "router.max_in_flight_tokens": options.most * (TOKENS + 64),
     }
     counts = {"router": num_routers, "compute": options.computes, "detokenizer": options.computes}
     given = [part for name, n in counts.items() for part in (f"--{name}s", str(n))]

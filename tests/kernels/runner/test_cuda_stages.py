@@ -62,7 +62,7 @@ def test_two_stages_say_what_one_process_says(
     name: str, device: torch.device, tmp_path: Path
 ) -> None:
     family = FAMILIES[name]
-    family.save(make_random(family.model(num_hidden_layers=2)), tmp_path)
+    family.save(make_random(family.model()), tmp_path)
 
     def load(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:
         stream: DeviceStream = GraphStream(device) if ON_GPU else HostStream()
