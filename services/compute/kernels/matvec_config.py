@@ -144,8 +144,7 @@ def _warps(row_bytes: int) -> int:
 def _busy(num_warps: int, num_bytes: int) -> int:
     """Half as many where a row ends early in their second loads: most of them would have none."""
     turn_bytes = 32 * LOAD_BYTES * num_warps
-    half_is_enough = turn_bytes < num_bytes < turn_bytes * 3 // 2
-    return max(1, num_warps // 2) if half_is_enough else num_warps
+    return max(1, num_warps // 2) if turn_bytes < num_bytes < turn_bytes * 3 // 2 else num_warps
 
 
 def _power_of_two(number: int) -> int:
