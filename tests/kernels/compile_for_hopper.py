@@ -1,18 +1,19 @@
-"""Compile prefill attention for Hopper, which needs no GPU, and print the assembly.
+"""Compile a kernel for Hopper, which needs no GPU, and print the assembly.
 
-python -m tests.kernels.compile_for_hopper WIDTH
+python -m tests.kernels.compile_for_hopper prefill WIDTH
+python -m tests.kernels.compile_for_hopper latent_decode HEADS
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from services.compute.kernels import hopper_prefill
+from services.compute.kernels import hopper_latent_decode, hopper_prefill
 
 POINTERS = {
     "page_table": "*i32",
@@ -25,32 +26,64 @@ POINTERS = {
     "sinks_H": "*fp32",
     "q_THD": "*bf16",
     "out_THD": "*bf16",
+    "items": "*i32",
+    "num_items": "*i32",
+    "partial": "*fp32",
+    "partial_stats": "*fp32",
+    "q_THW": "*bf16",
+    "out_THR": "*bf16",
 }
+NUMBERS = {"scale_log2": "fp32", "cap_log2": "fp32", "window": "i32"}
 
 
-def main() -> None:
+class Launch(NamedTuple):
+    """A kernel of a pool of pages, and what is constant of it."""
+
+    kernel: Any
+    box: list[int]
+    constants: dict[str, Any]
+
+
+def prefill(width: int) -> Launch:
     """With a window, sinks and a cap: all there is."""
-    width = int(sys.argv[1])
     padded = triton.next_power_of_2(width)
-    shared = hopper_prefill._SWIZZLED
     constants: dict[str, Any] = {
         "Q_STRIDE": 48 * width, "OUT_STRIDE": 32 * width, "TABLE_STRIDE": 512, "PAGE_ROWS": 256,
         "K": 8, "G": 4, "D": width, "PADDED_D": padded, "P": 16, "ITEM_Q": 32,
         "BLOCK_N": hopper_prefill.BLOCK_N[padded], "STAGES": hopper_prefill.STAGES,
-        "Q_BUFFERS": 1 if padded == 256 else 2, "WINDOWED": True, "STEP": 1, "SHARED": shared,
+        "Q_BUFFERS": 1 if padded == 256 else 2, "WINDOWED": True, "STEP": 1,
+    }  # fmt: skip
+    return Launch(hopper_prefill._hopper_attention_kernel, [16, 64], constants)
+
+
+def latent_decode(heads: int) -> Launch:
+    """One tile of so many heads, launched while the kernel before it ends."""
+    constants: dict[str, Any] = {
+        "Q_ROW": heads * 576, "OUT_ROW": heads * 512, "TABLE_ROW": 512, "PAGE_ROWS": 16,
+        "MAX_ITEMS": 200, "H": heads, "G": heads, "R": 512, "P": 64, "PAGE": 16, "BOX": 16,
+        "PDL": True,
+    }  # fmt: skip
+    return Launch(hopper_latent_decode._hopper_latents_kernel, [16, 64], constants)
+
+
+def main() -> None:
+    """The assembly of the kernel that the command line names."""
+    launches = {"prefill": prefill, "latent_decode": latent_decode}
+    kernel, box, constants = launches[sys.argv[1]](int(sys.argv[2]))
+    shared = hopper_prefill._SWIZZLED
+    constants |= {
+        "SHARED": shared,
         "ATTENDING": hopper_prefill.ATTENDING_REGISTERS,
         "FETCHING": hopper_prefill.FETCHING_REGISTERS,
-    }  # fmt: skip
-    types = POINTERS | dict.fromkeys(constants, "constexpr")
-    types |= {"scale_log2": "fp32", "cap_log2": "fp32", "window": "i32"}
-    types["pool"] = f"tensordesc<bf16[16, 64],{shared!r}>"
-    kernel = hopper_prefill._hopper_attention_kernel
+    }
+    types = POINTERS | NUMBERS | dict.fromkeys(constants, "constexpr")
+    types["pool"] = f"tensordesc<bf16{box},{shared!r}>"
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
     source = GluonASTSource(
         kernel,
         {name: types[name] for name in kernel.arg_names},
         {places[name]: value for name, value in constants.items()},
-        attrs={places[name]: [["tt.divisibility", 16]] for name in POINTERS},
+        attrs={places[name]: [["tt.divisibility", 16]] for name in POINTERS if name in places},
     )
     options = {"num_warps": 4, "maxnreg": hopper_prefill.MAX_REGISTERS}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

@@ -23,6 +23,7 @@ from services.compute.kernels.step_buffers import (
     AttentionCall,
     StepInputs,
 )
+from services.compute.layers.kernel_attention import Decode
 from tests.kernels.quantized_pages import layer_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -38,6 +39,7 @@ class Shape:
     rope_dim: int = 16
     dtype: torch.dtype = torch.float32
     entry: torch.dtype | None = None
+    page_tokens: int = PAGE_TOKENS
 
     @property
     def width(self) -> int:
@@ -65,10 +67,11 @@ class Step:
         num_tokens = sum(q_len for _, q_len in rows)
         self.num_tokens, self.bucket = num_tokens, num_tokens + SPARE_TOKENS
         lengths = [q_start + q_len for q_start, q_len in rows]
-        needed = [-(-length // PAGE_TOKENS) for length in lengths]
+        page_tokens = shape.page_tokens
+        needed = [-(-length // page_tokens) for length in lengths]
         num_pages = sum(needed) + 3
         order = torch.randperm(num_pages, generator=random).int()
-        pages = torch.full((num_pages, 1, 1, PAGE_TOKENS, shape.width), torch.nan)
+        pages = torch.full((num_pages, 1, 1, page_tokens, shape.width), torch.nan)
         table = torch.full((MAX_ROWS + 3, max(needed) + 2), int(order[-1]), dtype=torch.int32)
         inputs = StepInputs.make(self.bucket, MAX_ROWS, torch.device("cpu"))
         inputs.counts[NUM_ROWS] = len(rows)
@@ -81,7 +84,7 @@ class Step:
             table[slot, : needed[row]] = own
             entries = torch.randn(length, shape.width, generator=random)
             for place, page in enumerate(own.tolist()):
-                part = entries[place * PAGE_TOKENS : (place + 1) * PAGE_TOKENS]
+                part = entries[place * page_tokens : (place + 1) * page_tokens]
                 pages[page, 0, 0, : len(part)] = part
             inputs.row_slot_R[row], inputs.token_start_R[row] = slot, token
             inputs.q_start_R[row], inputs.q_len_R[row] = q_start, q_len
@@ -119,8 +122,19 @@ class Step:
         error = (found_THR.double() - expected)[written].norm() / expected[written].norm()
         assert error < BOUNDS[self.shape.dtype]
 
-    def decode(self, min_chunk: int, extra_items: int) -> Tensor:
-        shape, call = self.shape, self.call()
+    def decode(
+        self,
+        min_chunk: int,
+        extra_items: int,
+        attention: Decode = latent_decode_attention,
+        pdl: bool = False,
+    ) -> Tensor:
+        call, work = self.call(), self.plan(min_chunk, extra_items)
+        attention(call, work, min(self.bucket, MAX_ROWS), pdl=pdl)
+        return call.out_THD
+
+    def plan(self, min_chunk: int, extra_items: int) -> DecodeWork:
+        shape = self.shape
         tiles = head_tiles(shape.heads)
         work = DecodeWork.make(
             MAX_ROWS,
@@ -132,10 +146,8 @@ class Step:
             one_wave=True,
             min_chunk=min_chunk,
         )
-        num_rows = min(self.bucket, MAX_ROWS)
-        plan_decode(self.inputs, work, PAGE_TOKENS, num_rows)
-        latent_decode_attention(call, work, num_rows)
-        return call.out_THD
+        plan_decode(self.inputs, work, shape.page_tokens, min(self.bucket, MAX_ROWS))
+        return work
 
     def chunks(self, all_rows: bool = False) -> Tensor:
         call, tiles = self.call(), head_tiles(self.shape.heads)

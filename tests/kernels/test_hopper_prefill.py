@@ -23,7 +23,7 @@ on_hopper = pytest.mark.skipif(not is_hopper, reason="needs a GPU of compute cap
 
 def test_it_compiles_where_there_is_no_such_gpu() -> None:
     environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", "96"]
+    command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", "prefill", "96"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "wgmma.mma_async" in done.stdout

@@ -103,8 +103,8 @@ def _merge_kernel(
 def merge_rows(call: AttentionCall, work: DecodeWork, num_rows: int, *, pdl: bool = False) -> None:
     """Make one of the partial results in `work` of each row that was cut.
 
-    With pdl the plan is read above the wait: the launch before must be that of
-    latent_decode_attention.
+    With pdl the plan is read above the wait: the launch before must be that of the chunks'
+    attention.
     """
     out_THR = call.out_THD
     num_heads, rank = out_THR.shape[1:]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.hopper_latent_decode import latent_row_attention
 from services.compute.kernels.hopper_prefill import chunk_attention
-from services.compute.kernels.latent_attention import latent_decode_attention
 from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_expansion import StepKeys, place_keys
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
@@ -39,7 +39,7 @@ class AttentionKernels(NamedTuple):
 
 
 OVER_KEYS_AND_VALUES = AttentionKernels(decode_attention, chunk_attention)
-OVER_LATENTS = AttentionKernels(latent_decode_attention, latent_chunk_attention)
+OVER_LATENTS = AttentionKernels(latent_row_attention, latent_chunk_attention)
 
 
 @dataclass(frozen=True, slots=True)
