@@ -19,6 +19,7 @@ from benchmarks.kernels import decode_attention, prefill_attention
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.decode_attention import COLD_BYTES, PAGE_TOKENS, lengths_of
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.hopper_latent_decode import latent_row_attention
 from services.compute.kernels.kv_format import FP8, LayerFormat, LayerPages
 from services.compute.kernels.latent_attention import (
     latent_attention_reference,
@@ -142,11 +143,13 @@ def _fits(name: str, run: Callable[[], None]) -> bool:
     return True
 
 
-class _Decode:
+class Decode:
     """Rows of a batch, whose pages are random, and their plan."""
 
-    def __init__(self, model: str, batch: str, entry: torch.dtype, programs: int) -> None:
-        device, self.heads, self.lengths = torch.device("cuda"), HEADS[model], lengths_of(batch)
+    def __init__(
+        self, heads: int, batch: str, entry: torch.dtype = torch.bfloat16, programs: int = 0
+    ) -> None:
+        device, self.heads, self.lengths = torch.device("cuda"), heads, lengths_of(batch)
         self.rows, tiles = len(self.lengths), head_tiles(self.heads)
         self.inputs, resident, self.num_pages = decode_attention.step_of(self.lengths, device)
         self.inputs.q_len_R[: self.rows] = 1
@@ -206,7 +209,7 @@ def _decode_case(
     entry: torch.dtype = torch.bfloat16,
     programs: int = 0,
 ) -> Iterator[Case]:
-    step = _Decode(model, batch, entry, programs)
+    step = Decode(HEADS[model], batch, entry, programs)
     name = f"decode {model} {batch}{' fp8' * (entry == FP8)}{_said(tiling)}"
     name += f" programs {programs}" * (programs > 0)
 
@@ -225,7 +228,7 @@ def _decode_case(
 
 def _layer_case(model: str, batch: str) -> Iterator[Case]:
     """Queries, attention and values, each launched while the one before it still runs."""
-    step = _Decode(model, batch, torch.bfloat16, 0)
+    step = Decode(HEADS[model], batch)
     rows, heads = step.rows, step.heads
     tables = RotaryTables(*torch.randn(2, max(step.lengths), ROTATED // 2, device="cuda"))
     maps_bytes = 2 * heads * RANK * (STILL + VALUE)
@@ -237,7 +240,7 @@ def _layer_case(model: str, batch: str) -> Iterator[Case]:
 
         def run() -> None:
             absorb_queries(q_THD, key_up, positions, tables, call.q_THD, pdl=True)
-            latent_decode_attention(call, step.work, rows, pdl=True)
+            latent_row_attention(call, step.work, rows, pdl=True)
             expand_values(call.out_THD, value_up, values, pdl=True)
 
         return run
