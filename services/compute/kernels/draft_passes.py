@@ -36,13 +36,13 @@ class DraftPasses(NamedTuple):
 
     slot_D: Tensor  # int32
     num_drafts_D: Tensor  # int32, wanted; 0 for a slot whose text has not been read so far
-    state: Tensor  # int32 [2]: how many slots, and the number of the pass
+    state: Tensor  # int32 [3]: how many slots, the number of the pass, and 1 behind a reading
     read_N: Tensor  # int32, positions whose keys and values are there, from the first one on
 
     @staticmethod
     def make(num_slots: int, max_rows: int, device: torch.device) -> DraftPasses:
         slot_D = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        return DraftPasses(slot_D, slot_D.clone(), slot_D.new_zeros(2), slot_D.new_zeros(num_slots))
+        return DraftPasses(slot_D, slot_D.clone(), slot_D.new_zeros(3), slot_D.new_zeros(num_slots))
 
 
 class SmallSizes(NamedTuple):
@@ -51,6 +51,7 @@ class SmallSizes(NamedTuple):
     page_tokens: int
     vocab_size: int  # ids beyond it are none that it knows
     group: int  # the large model's cache group whose table it has
+    left: int = 1  # of unread tokens before the last one, to the first pass
 
 
 @triton.jit
@@ -74,16 +75,20 @@ def _begin(inputs, resident, passes, K: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(passes.num_drafts_D + place, num_drafts, mask=wants)
     tl.store(passes.state, tl.sum(wanted, axis=0))
     tl.store(passes.state + 1, 0)
+    tl.store(passes.state + 2, 0)
 
 
 @triton.jit
-def _plan_reading(inputs, resident, passes, T: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):
+def _plan_reading(
+    inputs, resident, passes, T: tl.constexpr, R: tl.constexpr, LEFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     lane = tl.arange(0, BLOCK)
     real = lane < tl.load(passes.state)
     slot = tl.load(passes.slot_D + lane, mask=real, other=0)
     length = tl.load(resident.length + slot, mask=real, other=0)
     read = tl.load(passes.read_N + slot, mask=real, other=0)
-    unread = tl.maximum(length - 1 - read, 0)
+    unread = tl.maximum(length - LEFT - read, 0)
     before = tl.cumsum(unread, axis=0) - unread
     taken = tl.minimum(unread, tl.maximum(T - before, 0))
     is_row = taken > 0
@@ -104,6 +109,7 @@ def _plan_reading(inputs, resident, passes, T: tl.constexpr, R: tl.constexpr, BL
     tl.store(inputs.counts + 1, 0)
     tl.store(inputs.counts + 2, num_tokens)
     tl.store(inputs.counts + 3, 0)
+    tl.store(passes.state + 2, 1)
 
 
 @triton.jit
@@ -295,8 +301,8 @@ def plan_reading(
     num_tokens: int,
     sizes: SmallSizes,
 ) -> None:
-    """Fill the inputs with chunks of what has not been read of these slots up to their last two
-    tokens, `num_tokens` at most, which are read now."""
+    """Fill the inputs with chunks of what has not been read of these slots up to what is left to
+    the first pass, `num_tokens` at most, which are read now."""
     max_rows = len(inputs.row_slot_R)
     _, _, max_pages = resident.page_table.shape
     _plan_reading[(1,)](
@@ -305,6 +311,7 @@ def plan_reading(
         passes,
         T=num_tokens,
         R=max_rows,
+        LEFT=sizes.left,
         BLOCK=triton.next_power_of_2(max_rows),
         num_warps=4,
     )

@@ -39,7 +39,10 @@ def item_at(items_I2, step, num_tiles, K: gl.constexpr):
 def first_seen(position, window, WINDOWED: gl.constexpr, STEP: gl.constexpr):
     first = position * 0
     if WINDOWED:
-        first = gl.maximum(position // STEP * STEP - window + 1, 0)
+        if STEP == 0:  # see `first_seen.window_and_step`
+            first = gl.minimum(position, 1)
+        else:
+            first = gl.maximum(position // STEP * STEP - window + 1, 0)
     return first
 
 

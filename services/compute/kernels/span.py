@@ -47,4 +47,16 @@ class AttentionSpan:
         return first * (first > 0)  # type: ignore[no-any-return]
 
 
+class BehindFirst(AttentionSpan):
+    """The same positions without the first, of which a head that drafts has nothing; only itself
+    sees it."""
+
+    __slots__ = ()
+
+    def first_position(self, position: P) -> P:
+        first = AttentionSpan.first_position(self, position)
+        return first + (first == 0) * (position > 0)  # type: ignore[no-any-return]
+
+
 FULL = AttentionSpan()
+BEHIND_FIRST = BehindFirst()

@@ -74,6 +74,9 @@ class LayerCache(NamedTuple):
     kv_slots_T: Tensor  # of its cache group
 
 
+NOTHING_SEEN: Mapping[int, Tensor] = {}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelDevice:
     """What all steps of a model have in common."""
@@ -100,11 +103,15 @@ class KernelStep:
         num_tokens: int,
         caches: Sequence[LayerCache],
         attention: KernelAttention,
+        seen: Mapping[int, Tensor] = NOTHING_SEEN,
     ) -> None:
+        """What comes into the layers that are `seen` is copied there."""
         self._device = device
         self._num_tokens = num_tokens
         self._caches = caches
         self._attention = attention
+        self._seen = seen
+        self._hidden: Hidden | None = None  # of the sublayer
         self._weighted: WeightedRows | None = None  # what the last delta is made of, if not yet
         self._is_whole = False  # all ranks' rows are in it
 
@@ -125,6 +132,7 @@ class KernelStep:
 
     def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
         self._device.scratch.rewind()
+        self._hidden = hidden
         return Normed(hidden, norm)
 
     def computed(self, x: Input) -> Tensor:
@@ -179,6 +187,7 @@ class KernelStep:
         return inner_TF
 
     def attend(self, qkv_TC: Tensor, attention: Attention[AnyLinear]) -> Tensor:
+        self._show(attention.layer)
         device, cache = self._device, self._caches[attention.layer]
         heads = (-1, attention.num_heads, attention.head_dim)
         mixed_TC = self._take(attention.num_heads * attention.head_dim)
@@ -229,6 +238,7 @@ class KernelStep:
         return room.own_TE
 
     def attend_latent(self, down_TC: Tensor, attention: LatentAttention[AnyLinear]) -> Tensor:
+        self._show(attention.layer)
         device, cache = self._device, self._caches[attention.layer]
         step = LatentStep(
             positions_T=device.inputs.positions_T,
@@ -254,6 +264,12 @@ class KernelStep:
         x_TE = self._device.stream.x_TE[: self._num_tokens]
         if hidden.x_TE.data_ptr() != x_TE.data_ptr():
             x_TE.copy_(hidden.x_TE)
+
+    def _show(self, layer: int) -> None:
+        """The product before a layer's attention has done the sum that the stream waited for."""
+        seen_TE = self._seen.get(layer)
+        if seen_TE is not None and self._hidden is not None:
+            seen_TE[: self._num_tokens].copy_(self._hidden.x_TE)
 
     def _combine(self, hidden: Hidden) -> None:
         """Make the delta one row of each token."""

@@ -24,7 +24,7 @@ class Decoder(Generic[L]):
     layers: tuple[Layer[L], ...]
     mixers: tuple[Mixer[L], ...]  # of the layers, in their order
     linears: tuple[L, ...]  # all of them, as they were made
-    norm: Norm
+    norm: Norm | None  # None: what the layers leave is normed already, as some heads' that draft
     head: L
     has_head: bool = True  # False: `head` only stands in its place, as it makes no text
     logit_scale: float = 1.0
@@ -54,6 +54,11 @@ class Decoder(Generic[L]):
             for number, part in self.mixtures.items()
             if part.tokens_X is not None
         }
+
+    @property
+    def leaves_whole(self) -> bool:
+        """Whether what the last part has added is wanted in the stream behind a pass."""
+        return False
 
     @property
     def is_first(self) -> bool:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from common.decoder_shape import DecoderShape
 from common.errors import ModelError
-from services.compute.kernels.span import FULL
-from services.compute.layers.parts import Hidden, Mixer, StepContext
+from services.compute.kernels.span import BEHIND_FIRST
+from services.compute.layers.parts import Hidden, Layer, Mixer, StepContext
 from services.compute.layers.weighted_layers import Embedding, LinearMaker, LinearMap, Norm
 from services.compute.models.builder import Builder
 from services.compute.models.safetensors_files import SafetensorsFiles
@@ -31,6 +31,14 @@ class ModelEnds(NamedTuple):
     logits: Callable[[Tensor], Tensor]  # float32 [S, V] of what is normed
 
 
+class HeadEnding(NamedTuple):
+    """What makes logits of a head's own states."""
+
+    norm: Norm | None
+    head: LinearMap  # its own, or the model's
+    ids_D: Tensor | None = None  # the model's tokens by those of the head; None: they are the same
+
+
 class DraftHead(Protocol):
     """A layer that sees a token and what the model made of the one before it.
 
@@ -43,15 +51,26 @@ class DraftHead(Protocol):
         ...
 
     @property
+    def embedding(self) -> Embedding: ...
+
+    @property
     def mixers(self) -> tuple[Mixer[LinearMap], ...]: ...
+
+    @property
+    def layer(self) -> Layer[LinearMap]:
+        """Its parts, as a model's layer has them."""
+        ...
+
+    @property
+    def ending(self) -> HeadEnding: ...
 
     def kept(self, states: Sequence[Tensor]) -> Tensor:
         """What is kept of tokens, [T, E], whose states these are, by layer."""
         ...
 
-    def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
-        """Its own states of a step's tokens, each behind the position with what x has of it; x may
-        be overwritten."""
+    def forward(self, hidden: Hidden, x_TE: Tensor, step: StepContext[LinearMap]) -> None:
+        """Make its own states of a step's tokens, whose embeddings are in the stream, each behind
+        the position with what x has of it."""
         ...
 
     def logits(self, own_SE: Tensor) -> Tensor:
@@ -70,7 +89,7 @@ class HeadSource(NamedTuple):
     ends: ModelEnds
 
     def builder(self) -> Builder[LinearMap]:
-        return Builder(self.shape, self.raw, (FULL,), self.weights, self.make_linear)
+        return Builder(self.shape, self.raw, (BEHIND_FIRST,), self.weights, self.make_linear)
 
     def prefix(self, module: str) -> str:
         """What names of a folder begin with, which has a module of this name behind it."""
@@ -96,6 +115,23 @@ class HeadSource(NamedTuple):
 def normed(x_TE: Tensor, norm: Norm, step: StepContext[LinearMap]) -> Tensor:
     """By the operation that a step has for it, which of one token is the faster one."""
     return step.computed(step.normed(Hidden(x_TE), norm))
+
+
+def side_by_side(
+    hidden: Hidden,
+    x_TE: Tensor,
+    norms: tuple[Norm, Norm] | None,
+    step: StepContext[LinearMap],
+) -> Tensor:
+    """[T, 2E]: the stream and x, each behind its norm, if they have some."""
+    both_T2E = torch.cat((hidden.x_TE, x_TE), dim=-1)
+    if norms is None:
+        step.normed(hidden, None)  # begins a part
+    else:
+        width = x_TE.shape[1]
+        both_T2E[:, :width] = normed(hidden.x_TE, norms[0], step)
+        both_T2E[:, width:] = normed(x_TE, norms[1], step)  # overwrites what the other made
+    return both_T2E
 
 
 def check_fits(shape: DecoderShape, model: DecoderShape) -> None:

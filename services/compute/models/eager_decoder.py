@@ -89,7 +89,8 @@ class EagerDecoder:
         return ModelEnds(decoder.shape, weight_VE, self.normed, self.logits_of_normed)
 
     def normed(self, x_SE: Tensor) -> Tensor:
-        return normalised(self._decoder.norm, x_SE)
+        norm = self._decoder.norm
+        return x_SE if norm is None else normalised(norm, x_SE)
 
     def logits(self, x_SE: Tensor) -> Tensor:
         """Float32 logits [S, V] of these hidden states; or of rank 0's, where other ranks may have

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from services.compute.layers.parts import Hidden, Mixer, SerialLayer, StepContext, Sublayer
 from services.compute.layers.weighted_layers import Embedding, LinearMap
 from services.compute.models.builder import NormForm
-from services.compute.models.draft_head import HeadSource, ModelEnds
+from services.compute.models.draft_head import (
+    HeadEnding,
+    HeadSource,
+    ModelEnds,
+    side_by_side,
+)
 from services.compute.models.llama import LlamaConfig
 
 
@@ -35,11 +39,13 @@ class EagleHead:
     def kept(self, states: Sequence[Tensor]) -> Tensor:
         return self.ends.normed(states[0])
 
-    def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
-        embedded_TE = step.embed(self.embedding).x_TE
-        hidden = Hidden(self.join(torch.cat((embedded_TE, x_TE), dim=-1)))
+    @property
+    def ending(self) -> HeadEnding:
+        return HeadEnding(None, self.ends.logits)
+
+    def forward(self, hidden: Hidden, x_TE: Tensor, step: StepContext[LinearMap]) -> None:
+        hidden.x_TE.copy_(step.linear(side_by_side(hidden, x_TE, None, step), self.join))
         self.layer(hidden, step)
-        return hidden.x_TE
 
     def logits(self, own_SE: Tensor) -> Tensor:
         return self.ends.logits(own_SE)

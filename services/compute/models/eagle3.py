@@ -16,10 +16,18 @@ import torch
 from torch import Tensor
 
 from common.errors import ModelError
-from services.compute.layers.parts import Attention, Hidden, Mixer, StepContext, Sublayer
+from services.compute.layers.parts import (
+    Attention,
+    Hidden,
+    Layer,
+    Mixer,
+    SerialLayer,
+    StepContext,
+    Sublayer,
+)
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 from services.compute.models.builder import Builder, NormForm
-from services.compute.models.draft_head import HeadSource, normed
+from services.compute.models.draft_head import HeadEnding, HeadSource, side_by_side
 from services.compute.models.head_rows import qkv_rows
 from services.compute.models.llama import LlamaConfig
 
@@ -71,14 +79,19 @@ class Eagle3Head:
     def kept(self, states: Sequence[Tensor]) -> Tensor:
         return self.fuse(torch.cat(list(states), dim=-1))
 
-    def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
-        embedded_TE = normed(step.embed(self.embedding).x_TE, self.token_norm, step)
-        normed_TE = normed(x_TE, self.state_norm, step)
-        hidden = Hidden(normed_TE if self.adds_normed else x_TE)
-        mixed_TE = self.attention(torch.cat((embedded_TE, normed_TE), dim=-1), step)
-        step.add(hidden, mixed_TE, None, 1.0)
+    @property
+    def layer(self) -> Layer[LinearMap]:
+        return SerialLayer(Sublayer(None, self.attention), self.feed_forward)
+
+    @property
+    def ending(self) -> HeadEnding:
+        return HeadEnding(self.norm, self.head, self.ids_D)
+
+    def forward(self, hidden: Hidden, x_TE: Tensor, step: StepContext[LinearMap]) -> None:
+        both_T2E = side_by_side(hidden, x_TE, (self.token_norm, self.state_norm), step)
+        hidden.x_TE.copy_(both_T2E[:, x_TE.shape[1] :] if self.adds_normed else x_TE)
+        step.add(hidden, self.attention(both_T2E, step), None, 1.0)
         self.feed_forward(hidden, step)
-        return hidden.x_TE
 
     def logits(self, own_SE: Tensor) -> Tensor:
         logits_SD = self.head(self.norm(own_SE)).float()
@@ -144,14 +157,14 @@ def _head(
     further_D = source.stored("d2t" if source.has("d2t") else "model.d2t")
     if further_D is None and num_ids == vocab_size:
         return head, None
-    ids_D = torch.arange(num_ids)
+    ids_D = torch.arange(num_ids, device=source.ends.embedding_VE.device)
     if further_D is not None:
         if further_D.shape != ids_D.shape:
             raise ModelError(
                 f"d2t has {len(further_D)} tokens, and config.json says {num_ids}; download it "
                 "again."
             )
-        ids_D += further_D.long()  # how much further a token's id is in the model
+        ids_D += further_D.to(ids_D)  # how much further a token's id is in the model
     if not 0 <= int(ids_D.min()) <= int(ids_D.max()) < vocab_size:
         raise ModelError("d2t names tokens that the model does not have; download it again.")
     return head, ids_D

@@ -87,6 +87,7 @@ class KernelDecoder:
         )
         self._sampled_SE = torch.zeros(max_samples, shape.hidden_size, dtype=dtype, device=device)
         self.logits_SV = torch.zeros(max_samples, shape.vocab_size, device=device)
+        self._seen: dict[int, Tensor] = {}
 
     @property
     def device(self) -> torch.device:
@@ -104,6 +105,13 @@ class KernelDecoder:
     def hidden_TE(self) -> Tensor:
         """The stream, of as many tokens as a step may have."""
         return self._device.stream.x_TE
+
+    def show(self, layers: Sequence[int]) -> list[Tensor]:
+        """Where every pass from now on leaves what comes into these layers, as many tokens as there
+        may be [T, E]."""
+        for layer in layers:
+            self._seen.setdefault(layer, torch.zeros_like(self._device.stream.x_TE))
+        return [self._seen[layer] for layer in layers]
 
     @property
     def is_last(self) -> bool:
@@ -124,10 +132,10 @@ class KernelDecoder:
         are stored in the `caches` of the layers.
         """
         decoder = self._decoder
-        step = KernelStep(self._device, num_tokens, caches, attention)
+        step = KernelStep(self._device, num_tokens, caches, attention, self._seen)
         hidden = step.embed(decoder.embedding) if decoder.is_first else step.begin()
         decoder.forward(hidden, step)
-        step.finish(hidden, is_whole=not decoder.is_last)
+        step.finish(hidden, is_whole=decoder.leaves_whole or not decoder.is_last)
 
     def vocabulary_part(self, num_samples: int) -> VocabularyPart | None:
         """How ranks draw so many samples of a part of the vocabulary each, if they can."""
@@ -166,7 +174,11 @@ class KernelDecoder:
     def normed_at(self, index_S: Tensor, out_SE: Tensor) -> None:
         """Hidden states [S, E] of these tokens (int32) after the final norm."""
         stream, (behind, scale) = self._device.stream, self._decoder.layers[-1].last
-        is_whole = self._device.ranks.is_split  # else the last part is not yet added
+        if self._decoder.norm is None:
+            torch.index_select(stream.x_TE, 0, index_S, out=out_SE)
+            return
+        # else the last part is not yet added
+        is_whole = self._device.ranks.is_split or self._decoder.leaves_whole
         if is_whole:
             behind, scale = None, 1.0
         add_norm(

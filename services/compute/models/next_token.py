@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from services.compute.layers.parts import Hidden, Layer, Mixer, StepContext
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 from services.compute.models.builder import Builder, NormForm
-from services.compute.models.draft_head import HeadSource, ModelEnds, normed
+from services.compute.models.draft_head import (
+    HeadEnding,
+    HeadSource,
+    ModelEnds,
+    side_by_side,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +44,15 @@ class NextTokenHead:
     def kept(self, states: Sequence[Tensor]) -> Tensor:
         return self.ends.normed(states[0])
 
-    def forward(self, x_TE: Tensor, step: StepContext[LinearMap]) -> Tensor:
-        embedded_TE = normed(step.embed(self.embedding).x_TE, self.token_norm, step)
-        normed_TE = normed(x_TE, self.state_norm, step)
-        hidden = Hidden(self.join(torch.cat((embedded_TE, normed_TE), dim=-1)))
+    @property
+    def ending(self) -> HeadEnding:
+        return HeadEnding(None, self.head)
+
+    def forward(self, hidden: Hidden, x_TE: Tensor, step: StepContext[LinearMap]) -> None:
+        norms = self.token_norm, self.state_norm
+        hidden.x_TE.copy_(step.linear(side_by_side(hidden, x_TE, norms, step), self.join))
         self.layer(hidden, step)
-        return normed(hidden.x_TE, self.norm, step)
+        hidden.x_TE = step.computed(step.normed(hidden, self.norm))
 
     def logits(self, own_SE: Tensor) -> Tensor:
         return self.head(own_SE).float()

@@ -18,7 +18,7 @@ those of a pass, K drafts of a row, E hidden width.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from services.compute.distributed.ranks import ALONE
 from services.compute.kernels.slot_entries import SlotEntry
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.span import BehindFirst
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.eager_attention import EagerAttention, Geometry, plan_attention
 from services.compute.layers.eager_step import EagerStep, RopeTables
@@ -41,19 +41,7 @@ from services.compute.speculative.drafter import ChunkRows, DecodeRows
 from services.compute.speculative.slot_tokens import SlotTokens
 from services.compute.step import NO_IDS, Int32Array, Int64Array
 
-P = TypeVar("P", bound=Any)  # a position, or an array or a tensor of them
-
 READ_AT_ONCE = 512  # tokens of a sequence, whose last ones it drafts behind
-
-
-class BehindFirst(AttentionSpan):
-    """The same positions without the first, of which a head has nothing."""
-
-    __slots__ = ()
-
-    def first_position(self, position: P) -> P:
-        first = AttentionSpan.first_position(self, position)
-        return first + (first == 0) * (position > 0)  # type: ignore[no-any-return]
 
 
 class HeadCache(NamedTuple):
@@ -242,6 +230,7 @@ class HeadDrafter:
         work = plan_attention(start_R, len_R, pages_RL, num_decodes, geometry, self._span)
         attention = EagerAttention(cache, (work,), self._layers)
         step = EagerStep(torch.from_numpy(tokens_T), attention, ropes, ALONE)
-        own_TE = self._head.forward(x_TE, step)
+        hidden = step.embed(self._head.embedding)
+        self._head.forward(hidden, x_TE, step)
         yield True
-        return own_TE
+        return hidden.x_TE

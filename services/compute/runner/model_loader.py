@@ -305,13 +305,13 @@ class ModelLoader:
             overlaps=overlaps,
             pooling="" if self.pooling is None else self.pooling.kind,
             generates=generates,
-            max_drafts=self._max_drafts if generates else 0,
+            max_drafts=self.max_drafts if generates else 0,
             computes_drafts=self.drafter is not None or self.head is not None,
             num_stages=self.stages.count,
         )
 
     @property
-    def _max_drafts(self) -> int:
+    def max_drafts(self) -> int:
         most = self.drafts.max_drafts if self.drafts else 0
         return min(most, self.head.num_heads) if self.head and self.head.num_heads else most
 

@@ -179,11 +179,6 @@ def check_drafter(settings: ComputeSettings) -> None:
             f"compute.speculative_config: {what} cannot draft for a model that several ranks "
             f"compute yet; leave compute.{_ranks_name(settings)} out, or take the method ngram."
         )
-    if drafts.is_head and _takes_cuda(settings):
-        raise ConfigError(
-            f"compute.speculative_config: {what} is on the CPU only so far; on a GPU take a model "
-            "that drafts, or the method ngram."
-        )
 
 
 def load_stage(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:

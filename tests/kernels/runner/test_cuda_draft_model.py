@@ -7,7 +7,6 @@ what is stale, or was passed over, shows as a draft that is wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +16,12 @@ import torch
 from common.errors import ConfigError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner.cuda import model_drafter
+from services.compute.runner.cuda import pass_drafter
 from services.compute.runner.draft_model import DraftModel
-from services.compute.runner.packing_runner import PackingRunner
 from services.compute.speculative.controller import FixedDrafts
-from services.compute.speculative.drafter import DecodeRows
-from services.compute.step import NO_IDS, Int32Array, Int64Array
+from services.compute.step import NO_IDS, Int32Array
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
+from tests.kernels.runner.draft_guesses import Guesses
 from tests.kernels.runner.draft_histories import play_with_and_without
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
@@ -52,35 +50,6 @@ def answers(server: Server, *samplings: SamplingParams) -> Server:
     return server
 
 
-class Guesses(dict[tuple[int, int, int], int]):
-    """Drafts by their slot, the number of the output token that they follow, and their own."""
-
-    def of_device(self, runner: PackingRunner, patch: pytest.MonkeyPatch) -> None:
-        machine = runner.executor._machine  # type: ignore[attr-defined]
-        forward, resident = machine.forward, machine.resident
-
-        def kept(num_tokens: int, only_decodes: bool) -> None:
-            columns = resident.output_index.tolist(), resident.drafts_NK.tolist()
-            for slot, (index, drafts) in enumerate(zip(*columns, strict=True)):
-                self._keep(slot, index, drafts)
-            forward(num_tokens, only_decodes)
-
-        patch.setattr(machine, "forward", kept)
-
-    def of_cpu(self, patch: pytest.MonkeyPatch) -> None:
-        draft = DraftModel.draft
-
-        def kept(drafter: DraftModel, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:
-            yield from draft(drafter, decodes, drafts_NK)
-            for slot, index in zip(decodes.slots_Q, decodes.indices_Q, strict=True):
-                self._keep(int(slot), int(index), drafts_NK[slot].tolist())
-
-        patch.setattr(DraftModel, "draft", kept)
-
-    def _keep(self, slot: int, index: int, drafts: list[int]) -> None:
-        self.update({(slot, index, k): draft for k, draft in enumerate(drafts) if draft >= 0})
-
-
 def test_its_drafts_are_those_of_the_cpu_and_texts_those_without(
     tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +59,7 @@ def test_its_drafts_are_those_of_the_cpu_and_texts_those_without(
     on_cpu, on_device = Guesses(), Guesses()
     runner = load_runner(large, drafting, device)
     on_device.of_device(runner, monkeypatch)
-    on_cpu.of_cpu(monkeypatch)
+    on_cpu.of_cpu(DraftModel, monkeypatch)
     samplings = GREEDY, DRAWN, ADJUSTED
     without = answers(Server(load_on_cpu(large, plain), plain), *samplings)
     found = answers(Server(runner, drafting), *samplings)
@@ -159,7 +128,7 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
     folder = save_model(make_model("llama", **SIZES), tmp_path)
     settings = drafting_with(folder)
     monkeypatch.setattr(engine_server, "draft_policy", lambda *_: Seldom(8, 2))
-    monkeypatch.setattr(model_drafter, "READ_SIZES", (4, 8))  # not for all that is behind
+    monkeypatch.setattr(pass_drafter, "READ_SIZES", (4, 8))  # not for all that is behind
     longer = replace(DRAWN, max_tokens=14)
     server = Server(load_runner(folder, settings, device), settings)
     stats = answers(server, longer, longer).scheduler.stats()

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from services.compute.runner.cuda.stream import GraphStream
 from tests.kernels.runner.cuda_runners import SETTINGS, load_runner
+from tests.unit.compute.draft_heads import save_head
 from tests.unit.compute.engine_histories import EOS_IDS, play, random_history
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
@@ -94,12 +95,16 @@ def test_random_requests_compile_and_capture_nothing(
     assert torch.cuda.memory_reserved() - reserved <= MOST_NEW_BYTES
 
 
-def test_a_small_model_that_drafts_compiles_and_captures_nothing(
-    tmp_path: Path, device: torch.device, request: pytest.FixtureRequest
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "eagle"])
+def test_a_model_or_head_that_drafts_compiles_and_captures_nothing(
+    method: str, tmp_path: Path, device: torch.device, request: pytest.FixtureRequest
 ) -> None:
     """With every way to sample, and after steps without drafts."""
-    folder = save_model(make_model("qwen3"), tmp_path)
+    model = make_model("qwen3", num_hidden_layers=4)
+    folder = save_model(model, tmp_path / "model")
     config = json.dumps({"model": str(folder), "num_speculative_tokens": 3})
+    if method != "draft_model":
+        _, config = save_head(method, model, folder, tmp_path / "head")
     update = {"speculative_config": config, "page_tokens": 16}
     settings = SETTINGS.model_copy(update=update)
     runner = load_runner(folder, settings, device)

@@ -1,5 +1,5 @@
 """What guesses the tokens that follow, as the CUDA runner knows it. Variants are files:
-`text_drafter`, `model_drafter`.
+`text_drafter`, and `pass_drafter` for what computes (`model_passes`, `head_passes`).
 
 All of it is launches in the order of the stream, and nothing comes to the host but a step's tokens
 and counts: a step is verified, drawn, accepted, advances lengths on the device, and the next step's
@@ -38,6 +38,11 @@ class MachineParts(NamedTuple):
     choices: Choices
     stream: DeviceStream
     decoder: KernelDecoder  # of the large model: its pass leaves hidden states there
+
+
+def lent_group(machine: MachineParts) -> int:
+    """The cache group whose page table a drafter goes by: of layers that see everything."""
+    return next(n for n, span in enumerate(machine.sizes.layout.spans) if span.is_full)
 
 
 class DeviceDrafter(Protocol):

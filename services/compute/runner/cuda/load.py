@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -46,17 +45,15 @@ from services.compute.runner.cuda.choosing import Measuring, Meter, chosen_by_fi
 from services.compute.runner.cuda.compiling import compile_ahead
 from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.device_model import MachineSizes
-from services.compute.runner.cuda.drafter import DrafterMaker
 from services.compute.runner.cuda.executor import CudaExecutor, ServedExperts
 from services.compute.runner.cuda.expert_moves import ExpertMoves
 from services.compute.runner.cuda.handover import NO_HANDOVER, Handover, StageHandover
+from services.compute.runner.cuda.load_drafter import load_drafter
 from services.compute.runner.cuda.meter import GraphMeter
-from services.compute.runner.cuda.model_drafter import ModelDrafter, SmallModel
 from services.compute.runner.cuda.step_machine import StepMachine, Uses
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
-from services.compute.runner.cuda.text_drafter import TextDrafter
 from services.compute.runner.model_loader import Limits, ModelLoader
-from services.compute.speculative.settings import DRAFT_MODEL, NGRAM
+from services.compute.speculative.settings import DRAFTERS, NGRAM
 
 STALL_AFTER_S = 5.0  # nothing is compiled after the start, and a step takes milliseconds
 GRAPH_MARGIN_BYTES = 512 << 20
@@ -134,7 +131,8 @@ def _load(
     log = StartLog(device)
     loader = ModelLoader.read(path, settings, device, ranks, stages)
     sizes = machine_sizes(loader)
-    decoder = _load_weights(loader)
+    make_linear = _linears_of(loader)
+    decoder = loader.decoder(make_linear)
     _check_experts(loader, decoder)
     if any(isinstance(mixer, Attention) and mixer.part is not None for mixer in decoder.mixers):
         raise ConfigError(
@@ -143,7 +141,10 @@ def _load(
         )
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
     moves = expert_moves(loader, decoder, stream)
-    uses = Uses(loader.pooling, _drafter_of(loader, sizes, log))
+    make_drafter = load_drafter(loader, decoder, make_linear)
+    if loader.drafter is not None or loader.head is not None:
+        log.say("weights of the drafter loaded")
+    uses = Uses(loader.pooling, make_drafter)
     groups = RankGroups(loader.ranks, loader.context)
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, uses, groups)
     limits = _measure(loader, machine, log)
@@ -164,25 +165,8 @@ def _load(
     return CudaExecutor(machine, cache, spec, stream, ServedExperts(counters, moves), handover)
 
 
-def _load_weights(loader: ModelLoader) -> Decoder[AnyLinear]:
-    make_linear = KernelLinears(loader.dtype, _keeps_dense(loader), _num_segments(loader))
-    return loader.decoder(make_linear)
-
-
-def _drafter_of(loader: ModelLoader, sizes: MachineSizes, log: StartLog) -> DrafterMaker:
-    """What drafts, with its weights."""
-    small = loader.drafter
-    if small is None:
-        return TextDrafter
-    if not any(span.is_full for span in sizes.layout.spans):
-        raise ConfigError(
-            "compute.speculative_config: no layer of this model sees its whole text, whose pages a "
-            "draft model needs on a GPU; take the method ngram."
-        )
-    decoder = _load_weights(small)
-    log.say("weights of the drafter loaded")
-    about = small.layout, small.cache, loader.settings.batch_invariant
-    return partial(ModelDrafter, SmallModel(decoder, *about))
+def _linears_of(loader: ModelLoader) -> KernelLinears:
+    return KernelLinears(loader.dtype, _keeps_dense(loader), _num_segments(loader))
 
 
 def expert_moves(
@@ -221,11 +205,11 @@ def _draft_rule(loader: ModelLoader) -> DraftRule | None:
     if drafts is None:
         return None
     return DraftRule(
-        drafts.max_drafts,
+        loader.max_drafts,
         drafts.prompt_lookup_min,
         drafts.prompt_lookup_max,
         drafts.synthetic_acceptance_rate,
-        DRAFT_MODEL if drafts.model else NGRAM,
+        DRAFTERS.index(drafts.method) if drafts.has_weights else NGRAM,
     )
 
 

@@ -27,23 +27,33 @@ class DraftWork(NamedTuple):
 
     num_read: int  # tokens of the launch that reads first; 0: there is none
     num_slots: tuple[int, ...]  # that get a first draft, a second …
+    num_rows: int  # of the first pass
 
 
-NOTHING = DraftWork(0, ())
+class FirstPass(NamedTuple):
+    """Which tokens of a slot it has, besides the last one."""
+
+    others: int  # that come before, where what lies behind them is read first
+    most_rows: int = 0  # of a drafter that reads its own drafts again: all that it has not read,
+    # where these of all slots are no more; 0: its drafts count as read, as far as they were right
+
+
+NOTHING = DraftWork(0, (), 0)
 
 
 class Unread:
     """Follows uploads.
 
     A row without drafts advances its slot by a token at most, which is read when drafts are wanted:
-    then all but the last two are read first, and those with the first pass. That leaves one, if all
-    drafts are right.
+    then all but the last ones are read first, and those with the first pass. That leaves one, if
+    all drafts are right; or each that was right, of a drafter that reads them again.
     """
 
-    def __init__(self, num_slots: int, launch_of: Callable[[int], int]) -> None:
+    def __init__(self, num_slots: int, launch_of: Callable[[int], int], first: FirstPass) -> None:
         """`launch_of` so many tokens, at most, is the size of the launch that reads them; it may
         hold fewer. The slots behind what it holds wait for the next step."""
         self._launch_of = launch_of
+        self._first = first
         self._num_N = np.zeros(num_slots, dtype=np.int64)
         self._rows: Int32Array = NO_IDS  # of the step before
 
@@ -66,18 +76,25 @@ class Unread:
         given = step.drafts()[0] & SLOT_MASK
         is_drafted_Q = (num_drafts_Q > 0) & ~np.isin(slots_Q, given)
         self._num_N[slots_Q[~is_drafted_Q]] += 1 + num_drafts_Q[~is_drafted_Q]
-        num_read = self._read(slots_Q[is_drafted_Q])
-        depths = num_drafts_Q[is_drafted_Q]
-        passes = range(int(depths.max(initial=0)))
-        return DraftWork(num_read, tuple(int((depths > number).sum()) for number in passes))
+        depths_D = num_drafts_Q[is_drafted_Q]
+        num_read, num_rows = self._read(slots_Q[is_drafted_Q], depths_D)
+        passes = range(int(depths_D.max(initial=0)))
+        num_slots = tuple(int((depths_D > number).sum()) for number in passes)
+        return DraftWork(num_read, num_slots, num_rows)
 
-    def _read(self, slots_D: Int32Array) -> int:
-        """Read up to the last two tokens, in the order of the rows as the device does; returns how
-        many at most, in one launch."""
-        unread_D = np.maximum(self._num_N[slots_D] - 1, 0)
+    def _read(self, slots_D: Int32Array, depths_D: Int32Array) -> tuple[int, int]:
+        """Read up to what the first pass has, in the order of the rows as the device does; returns
+        how many at most, in one launch, and the rows of the first pass."""
+        others, most_rows = self._first
+        new_D = depths_D if most_rows else 1  # unread when the drafts have been verified
+        num_rows = int(self._num_N[slots_D].sum()) + len(slots_D)
+        if num_rows <= most_rows:
+            self._num_N[slots_D] = new_D
+            return 0, num_rows
+        unread_D = np.maximum(self._num_N[slots_D] - others, 0)
         total = int(unread_D.sum())
         size = self._launch_of(total) if total else 0
         left_D = np.clip(np.cumsum(unread_D) - size, 0, unread_D)
         # Who is not drafted for goes on by one token.
-        self._num_N[slots_D] = np.where(left_D > 0, left_D + 2, 1)
-        return size
+        self._num_N[slots_D] = np.where(left_D > 0, left_D + others + 1, new_D)
+        return size, (1 + others) * len(slots_D)

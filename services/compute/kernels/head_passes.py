@@ -1,0 +1,253 @@
+"""Passes of a head that drafts: the states that it sees, and which rows a pass has.
+
+A head sees a token beside the state that the model made of the one before, or, behind a draft, the
+one that it made itself. The model's are kept in pages, one of each position (`keep_states`). What
+`draft_passes` does for a model it does for heads, but for the first pass: that has all tokens of a
+slot that the head has not read with the model's states, which are those of the last step's rows
+that were right. What a head writes for its drafts never counts as read.
+
+Each token of a pass has a source: the place of a state in the pages; NO_STATE; or -2 - r, the
+head's own state of row r of the pass before.
+
+Shape legend: T tokens, R rows, N slots, L positions, D slots that are drafted for, K drafts of a
+row, E hidden width, Y pages, P positions of a page.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.draft_passes import DraftPasses, SmallSizes
+from services.compute.kernels.step_buffers import NO_SLOT, Resident, StepInputs
+
+NO_STATE = -1
+
+_NO_SLOT, _NO_STATE = tl.constexpr(NO_SLOT), tl.constexpr(NO_STATE)
+_BLOCK = 1024
+
+
+class HeadRows(NamedTuple):
+    """Where what a head sees beside its tokens is from."""
+
+    source_T: Tensor  # int64
+    row_D: Tensor  # int32, of each slot that is drafted for its last row in the pass before
+
+    @staticmethod
+    def make(max_tokens: int, max_rows: int, device: torch.device) -> HeadRows:
+        source_T = torch.full((max_tokens,), NO_STATE, dtype=torch.int64, device=device)
+        return HeadRows(source_T, torch.zeros(max_rows, dtype=torch.int32, device=device))
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _state_sources(
+    inputs, table_NL, source_T, num_tokens, R: tl.constexpr, PAGES: tl.constexpr, P: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program for each row, and one for what lies behind the last."""
+    row = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    if row == R:
+        for first in range(tl.load(inputs.counts + 2), num_tokens, BLOCK):
+            tl.store(source_T + first + lanes, _NO_STATE, mask=first + lanes < num_tokens)
+    elif row < tl.load(inputs.counts):
+        slot = tl.load(inputs.row_slot_R + row).to(tl.int64)
+        start = tl.load(inputs.q_start_R + row)
+        begin = tl.load(inputs.token_start_R + row)
+        length = tl.load(inputs.q_len_R + row)
+        for first in range(0, length, BLOCK):
+            there = first + lanes < length
+            before = start + first + lanes - 1
+            known = there & (before >= 0)
+            page = tl.load(table_NL + slot * PAGES + before // P, mask=known, other=0)
+            place = tl.where(known, page.to(tl.int64) * P + before % P, _NO_STATE)
+            tl.store(source_T + begin + first + lanes, place, mask=there)
+
+
+@triton.jit
+def _keep_states(
+    x_TE, kv_slots_T, states, E: tl.constexpr, PAGE_STRIDE: tl.constexpr, P: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(kv_slots_T + token)
+    if place >= 0:
+        target = states + place // P * PAGE_STRIDE + place % P * E
+        for first in range(0, E, BLOCK):
+            e = first + tl.arange(0, BLOCK)
+            tl.store(target + e, tl.load(x_TE + token * E + e, mask=e < E), mask=e < E)
+
+
+@triton.jit
+def _take_states(
+    source_T, states, own_TE, x_TE, E: tl.constexpr, PAGE_STRIDE: tl.constexpr, P: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    source = tl.load(source_T + token)
+    is_kept = source >= 0
+    is_own = source < _NO_STATE
+    kept = tl.maximum(source, 0)
+    kept_ptr = states + kept // P * PAGE_STRIDE + kept % P * E
+    own_ptr = own_TE + tl.maximum(-2 - source, 0) * E
+    for first in range(0, E, BLOCK):
+        e = first + tl.arange(0, BLOCK)
+        x = tl.load(kept_ptr + e, mask=is_kept & (e < E), other=0.0)
+        own = tl.load(own_ptr + e, mask=is_own & (e < E), other=0.0)
+        tl.store(x_TE + token * E + e, tl.where(is_own, own, x), mask=e < E)
+
+
+@triton.jit
+def _plan_head_pass(
+    inputs, resident, passes, rows, table_NL, ids_ptr, R: tl.constexpr, L: tl.constexpr,
+    PAGES: tl.constexpr, P: tl.constexpr, V: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lane = tl.arange(0, BLOCK)
+    number = tl.load(passes.state + 1)
+    real = lane < tl.load(passes.state)
+    slot = tl.load(passes.slot_D + lane, mask=real, other=0).to(tl.int64)
+    length = tl.load(resident.length + slot, mask=real, other=0)
+    wanted = tl.load(passes.num_drafts_D + lane, mask=real, other=0)
+    row_before = tl.load(rows.row_D + lane, mask=real, other=0).to(tl.int64)
+    width = lane * 0 + 1
+    if number == 0:
+        read = tl.load(passes.read_N + slot, mask=real, other=0)
+        behind_reading = tl.load(passes.state + 2) > 0
+        wanted = tl.where((read < 0) | (behind_reading & (read < length)), 0, wanted)
+        tl.store(passes.num_drafts_D + lane, wanted, mask=real)
+        tl.store(passes.read_N + slot, length + 1, mask=wanted > 0)
+        width = length + 1 - tl.minimum(read, length)
+    active = wanted > number
+    ones = active.to(tl.int32)
+    width = width * ones
+    place = tl.cumsum(ones, axis=0) - ones
+    num_samples = tl.sum(ones, axis=0)
+    row = tl.cumsum(width, axis=0) - 1
+    num_rows = tl.sum(width, axis=0)
+    last = tl.load(resident.last_token + slot, mask=active & (number == 0), other=0)
+    draft_ptr = resident.drafts_NK + slot * (K + 1) + number - 1
+    token = tl.load(draft_ptr, mask=active & (number > 0), other=0)
+    token = tl.where(number == 0, last, token)
+    for back in range(tl.max(width, axis=0)):
+        there = active & (back < width)
+        position = length + number - back
+        text = tl.load(ids_ptr + slot * L + position, mask=there & (back > 0), other=0)
+        token = tl.where(back > 0, text, token)
+        page = tl.load(table_NL + slot * PAGES + position // P, mask=there, other=0)
+        known = tl.minimum(tl.maximum(token, 0), V - 1)
+        tl.store(inputs.tokens_T + row - back, known, mask=there)
+        tl.store(inputs.positions_T + row - back, position, mask=there)
+        kv_slot = page.to(tl.int64) * P + position % P
+        tl.store(inputs.kv_slots_GT + row - back, kv_slot, mask=there)
+        tl.store(inputs.row_slot_R + row - back, slot.to(tl.int32), mask=there)
+        tl.store(inputs.q_start_R + row - back, position, mask=there)
+        before = tl.maximum(position - 1, 0)
+        page = tl.load(table_NL + slot * PAGES + before // P, mask=there, other=0)
+        source = tl.where(number == 0, page.to(tl.int64) * P + before % P, -2 - row_before)
+        tl.store(rows.source_T + row - back, source, mask=there)
+    tl.store(rows.row_D + lane, row, mask=active)
+    padding = (lane >= num_rows) & (lane < R)
+    tl.store(inputs.tokens_T + lane, 0, mask=padding)
+    tl.store(inputs.positions_T + lane, 0, mask=padding)
+    tl.store(inputs.kv_slots_GT + lane, -1, mask=padding)
+    tl.store(inputs.row_slot_R + lane, 0, mask=padding)
+    tl.store(inputs.q_start_R + lane, 0, mask=padding)
+    tl.store(rows.source_T + lane, _NO_STATE, mask=padding)
+    inside = lane < R
+    tl.store(inputs.q_len_R + lane, (lane < num_rows).to(tl.int32), mask=inside)
+    tl.store(inputs.token_start_R + lane, tl.minimum(lane, num_rows), mask=inside)
+    index = tl.load(resident.output_index + slot, mask=active, other=0) + number
+    tl.store(inputs.sample_token_S + place, row, mask=active)
+    tl.store(inputs.sample_slot_S + place, slot.to(tl.int32), mask=active)
+    tl.store(inputs.sample_index_S + place, index, mask=active)
+    nobody = inside & (lane >= num_samples)
+    tl.store(inputs.sample_token_S + lane, 0, mask=nobody)
+    tl.store(inputs.sample_slot_S + lane, _NO_SLOT, mask=nobody)
+    tl.store(inputs.sample_index_S + lane, 0, mask=nobody)
+    tl.store(inputs.row_number_R + lane, number, mask=inside)  # the drafts before a guess
+    tl.store(inputs.counts, num_rows)
+    tl.store(inputs.counts + 1, num_rows)
+    tl.store(inputs.counts + 2, num_rows)
+    tl.store(inputs.counts + 3, num_samples)
+
+
+def find_states(
+    inputs: StepInputs, table_NL: Tensor, rows: HeadRows, num_tokens: int, page_tokens: int
+) -> None:
+    """Give chunks in the inputs, up to so many tokens, the model's states as sources."""
+    max_rows = len(inputs.row_slot_R)
+    _state_sources[(max_rows + 1,)](
+        inputs,
+        table_NL,
+        rows.source_T,
+        num_tokens,
+        R=max_rows,
+        PAGES=table_NL.shape[1],
+        P=page_tokens,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+
+
+def keep_states(x_TE: Tensor, kv_slots_T: Tensor, states_YPE: Tensor) -> None:
+    """Lay states where the keys and values of the same tokens lie in their pages."""
+    num_tokens, width = x_TE.shape
+    _keep_states[(num_tokens,)](
+        x_TE,
+        kv_slots_T,
+        states_YPE,
+        E=width,
+        PAGE_STRIDE=states_YPE.stride(0),
+        P=states_YPE.shape[1],
+        BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
+        num_warps=4,
+    )
+
+
+def take_states(rows: HeadRows, states_YPE: Tensor, own_TE: Tensor, x_TE: Tensor) -> None:
+    """Fill x with what its tokens' sources say."""
+    num_tokens, width = x_TE.shape
+    _take_states[(num_tokens,)](
+        rows.source_T,
+        states_YPE,
+        own_TE,
+        x_TE,
+        E=width,
+        PAGE_STRIDE=states_YPE.stride(0),
+        P=states_YPE.shape[1],
+        BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
+        num_warps=4,
+    )
+
+
+def plan_head_pass(
+    inputs: StepInputs,
+    resident: Resident,
+    passes: DraftPasses,
+    rows: HeadRows,
+    ids_NL: Tensor,
+    sizes: SmallSizes,
+) -> None:
+    """Fill the inputs with the rows of the next pass, and what is to be drawn behind them."""
+    max_rows = len(inputs.row_slot_R)
+    _, _, max_pages = resident.page_table.shape
+    _plan_head_pass[(1,)](
+        inputs,
+        resident,
+        passes,
+        rows,
+        resident.page_table[sizes.group],
+        ids_NL,
+        R=max_rows,
+        L=ids_NL.shape[1],
+        PAGES=max_pages,
+        P=sizes.page_tokens,
+        V=sizes.vocab_size,
+        K=resident.drafts_NK.shape[1] - 1,
+        BLOCK=triton.next_power_of_2(max_rows),
+        num_warps=4,
+    )

@@ -1,0 +1,134 @@
+"""Passes of a head that drafts. It sees states of the model, which are laid in pages behind every
+pass of that, and what it keeps of a text lies in the same pages.
+
+Shape legend: T tokens, E hidden width, Y pages, P positions of a page, S samples, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from services.compute.kernels.draft_passes import SmallSizes, plan_reading, take_chunks
+from services.compute.kernels.head_passes import (
+    HeadRows,
+    find_states,
+    plan_head_pass,
+    take_states,
+)
+from services.compute.kernels.kv_format import LayerFormat
+from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kv.transfer import Direction
+from services.compute.layers.kernel_step import LayerCache
+from services.compute.layers.paged_cache import CacheLayout, PagedCache
+from services.compute.models.draft_head import DraftHead
+from services.compute.models.head_decoder import HeadDecoder
+from services.compute.runner.cuda.device_model import DeviceModel, StepTables
+from services.compute.runner.cuda.drafter import MachineParts, lent_group
+from services.compute.runner.cuda.pass_drafter import SlotDrafts
+from services.compute.runner.cuda.state_pages import StatePages
+from services.compute.runner.cuda.unread import FirstPass
+
+
+class LayerHead(NamedTuple):
+    """What is loaded to draft."""
+
+    head: DraftHead
+    decoder: HeadDecoder
+    form: LayerFormat  # of what its layer keeps
+    batch_invariant: bool
+
+
+class HeadPasses:
+    """A first pass has all tokens of a slot since the one that the one before had last."""
+
+    def __init__(self, loaded: LayerHead, machine: MachineParts) -> None:
+        sizes, device = machine.sizes, machine.packed.device
+        self._machine, self._loaded = machine, loaded
+        self.first = FirstPass(others=0, most_rows=sizes.max_rows)
+        self.inputs = StepInputs.make(sizes.max_tokens, sizes.max_rows, device)
+        self._rows = HeadRows.make(sizes.max_tokens, sizes.max_rows, device)
+        self._seen = StatePages(loaded.head, machine)
+        group, decoder = lent_group(machine), loaded.decoder
+        vocab_size = machine.decoder.logits_SV.shape[1]
+        self._table_NL = machine.resident.page_table[group]
+        self._sizes = SmallSizes(sizes.page_tokens, vocab_size, group, self.first.others)
+        (span,) = {mixer.span for mixer in loaded.head.mixers}
+        page_bytes = loaded.form.num_bytes + self._seen.page_bytes
+        self._layout = CacheLayout.of((span,), {span: page_bytes})
+        self._model = DeviceModel(
+            decoder,
+            StepTables(self.inputs, self._table_NL),
+            replace(sizes, layout=self._layout),
+            machine.choices,
+            loaded.batch_invariant,
+        )
+        self._cache: PagedCache | None = None
+        self._caches: list[LayerCache] = []
+        self._wide_SV: Tensor | None = None  # logits, if the head has fewer tokens
+        self._ids_D = loaded.head.ending.ids_D
+        if decoder.shape.vocab_size != vocab_size or self._ids_D is not None:
+            wide = max(sizes.max_rows // 2, 1), vocab_size
+            self._wide_SV = torch.full(wide, -torch.inf, device=device)
+
+    def attach(self, num_pages: int, num_host_pages: int) -> None:
+        form = self._loaded.form
+        formats, counts = dict.fromkeys(self._layout.spans, form), (num_pages, num_host_pages)
+        self._cache = PagedCache(self._layout, formats, counts, self._table_NL.device)
+        where = self._table_NL, self.inputs.kv_slots_GT[0]
+        self._caches = [LayerCache(self._cache.layer_pages(0), *where)]
+        self._seen.attach(self._cache.device_pages[:, form.num_bytes :])
+
+    def sides(self, direction: Direction) -> tuple[Tensor, Tensor] | None:
+        assert self._cache is not None
+        return self._cache.sides(direction)
+
+    def see(self, drafts: SlotDrafts, num_tokens: int, has_chunks: bool) -> None:
+        step, passes = self._machine.inputs, drafts.passes
+        self._seen.keep(num_tokens)
+        if has_chunks:
+            take_chunks(step, self.inputs, passes, num_tokens, self._sizes)
+            self._read_chunks(num_tokens)
+
+    def read(self, drafts: SlotDrafts, num_tokens: int) -> None:
+        passes, (ids_NL, _) = drafts
+        about = self.inputs, self._machine.resident, passes, ids_NL
+        plan_reading(*about, num_tokens, self._sizes)
+        self._read_chunks(num_tokens)
+
+    def compute(self, drafts: SlotDrafts, num_rows: int) -> None:
+        passes, (ids_NL, _) = drafts
+        about = self.inputs, self._machine.resident, passes, self._rows, ids_NL
+        plan_head_pass(*about, self._sizes)
+        self._take_states(num_rows)
+        self._model.forward("decode", num_rows, self._caches)
+
+    def logits(self, num_samples: int) -> Tensor:
+        logits_SD = self._model.logits(num_samples)
+        if self._wide_SV is None:
+            return logits_SD
+        wide_SV = self._wide_SV[:num_samples]
+        if self._ids_D is None:
+            wide_SV[:, : logits_SD.shape[1]].copy_(logits_SD)
+        else:
+            wide_SV.index_copy_(1, self._ids_D, logits_SD)
+        return wide_SV
+
+    def ask(self, num_tokens: int, num_samples: int) -> None:
+        self._model.forward("decode", num_tokens, self._caches)
+        if num_samples:
+            self._model.logits(num_samples)
+
+    def _read_chunks(self, num_tokens: int) -> None:
+        """Those in the inputs."""
+        page_tokens = self._machine.sizes.page_tokens
+        find_states(self.inputs, self._table_NL, self._rows, num_tokens, page_tokens)
+        self._take_states(num_tokens)
+        self._model.forward("mixed", num_tokens, self._caches)
+
+    def _take_states(self, num_tokens: int) -> None:
+        own_TE, x_TE = self._model.decoder.hidden_TE, self._loaded.decoder.x_TE
+        take_states(self._rows, self._seen.states_YPE, own_TE, x_TE[:num_tokens])

@@ -1,0 +1,88 @@
+"""Loads what drafts on a GPU: nothing, a small model, or a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from common.errors import ConfigError
+from services.compute.layers.weighted_layers import AnyLinear, KernelLinears
+from services.compute.models.decoder import Decoder
+from services.compute.models.draft_head import ModelEnds
+from services.compute.models.head_decoder import head_decoder
+from services.compute.models.medusa import MedusaHeads
+from services.compute.quantization.packed import Weight
+from services.compute.runner.cuda.drafter import DrafterMaker, MachineParts
+from services.compute.runner.cuda.head_passes import HeadPasses, LayerHead
+from services.compute.runner.cuda.model_passes import ModelPasses, SmallModel
+from services.compute.runner.cuda.pass_drafter import PassDrafter
+from services.compute.runner.cuda.text_drafter import TextDrafter
+from services.compute.runner.head_folder import WHERE, HeadFolder
+from services.compute.runner.head_loader import build_head, head_format
+from services.compute.runner.model_loader import ModelLoader
+
+
+def load_drafter(
+    loader: ModelLoader, model: Decoder[AnyLinear], make_linear: KernelLinears
+) -> DrafterMaker:
+    """What drafts for a model that is loaded, with its weights."""
+    if loader.drafter is None and loader.head is None:
+        return TextDrafter
+    if not any(span.is_full for span in loader.layout.spans):
+        raise ConfigError(
+            f"{WHERE}: no layer of this model sees its whole text, whose pages a draft model or a "
+            "head needs on a GPU; take the method ngram."
+        )
+    if loader.head is not None:
+        return _head(loader, loader.head, model, make_linear)
+    small = loader.drafter
+    assert small is not None
+    linears = KernelLinears(small.dtype, make_linear.keeps_dense, make_linear.num_segments)
+    about = small.layout, small.cache, loader.settings.batch_invariant
+    return partial(PassDrafter, partial(ModelPasses, SmallModel(small.decoder(linears), *about)))
+
+
+@dataclass(frozen=True)
+class _KeptLinears(KernelLinears):
+    """Remembers what it makes."""
+
+    made: list[AnyLinear] = field(default_factory=list)
+
+    def __call__(self, weight: Weight, bias_O: torch.Tensor | None) -> AnyLinear:
+        self.made.append(linear := KernelLinears.__call__(self, weight, bias_O))
+        return linear
+
+    def summed(self, weight: Weight, bias_O: torch.Tensor | None, num_inputs: int) -> AnyLinear:
+        self.made.append(linear := KernelLinears.summed(self, weight, bias_O, num_inputs))
+        return linear
+
+
+def _head(
+    loader: ModelLoader, folder: HeadFolder, model: Decoder[AnyLinear], linears: KernelLinears
+) -> DrafterMaker:
+    assert model.norm is not None
+    weight_VE = model.embedding.weight_VE
+    ends = ModelEnds(model.shape, weight_VE, model.norm, model.head)
+    make_linear = _KeptLinears(linears.dtype, linears.keeps_dense, linears.num_segments)
+    head = build_head(loader, folder, ends, make_linear)
+    if isinstance(head, MedusaHeads):
+        raise ConfigError(
+            f"{WHERE}: Medusa heads are on the CPU only so far; on a GPU take another method."
+        )
+    num_layers = model.shape.num_layers
+    if len(head.layers) > 1 and num_layers in head.layers:
+        raise ConfigError(
+            f"{WHERE}: this head sees what the last layer makes beside earlier ones, which is on "
+            "the CPU only so far; take another head or method."
+        )
+    form, batch_invariant = head_format(loader, folder), loader.settings.batch_invariant
+    about = folder.shape, tuple(make_linear.made)
+
+    def make_passes(machine: MachineParts) -> HeadPasses:
+        x_TE = torch.zeros_like(machine.decoder.hidden_TE)
+        decoder = head_decoder(head, model, *about, x_TE)
+        return HeadPasses(LayerHead(head, decoder, form, batch_invariant), machine)
+
+    return partial(PassDrafter, make_passes)

@@ -1,0 +1,118 @@
+"""On the CUDA runner a head guesses what plain modules guess of a whole text, and changes none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.messages.sampling import SamplingParams
+from services.compute.runner.cuda import pass_drafter
+from services.compute.runner.packing_runner import PackingRunner
+from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
+from tests.kernels.runner.draft_histories import play_with_and_without
+from tests.unit.compute import engine_server
+from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.draft_heads import save_head
+from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.seldom_drafts import Seldom
+from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
+
+ON_CPU = {"device": "cpu", "num_threads": 1}
+WORDS = (5, 9, 11)
+BIAS_V = torch.zeros(VOCAB_SIZE)
+BIAS_V[list(WORDS)] = 40.0
+SHARED = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+
+
+def converse(server: Server) -> Server:
+    """Greedy answers in chunks, with a shared prefix, an abort, and pages that leave and return;
+    those with an even number have few words to say, so that some drafts are right."""
+    for number in range(4):
+        bias = () if number % 2 else tuple((word, 40.0) for word in WORDS)
+        about = {"seed": number, "temperature": 0.0, "ignore_eos": True, "logit_bias": bias}
+        sampling = SamplingParams(9, **about)
+        server.ask(number, [*SHARED, number, *range(10, 10 + 3 * number)], sampling)
+    while not server.tokens[3]:
+        server.turn()
+    server.abort(3)
+    server.run()
+    server.ask(5, [*SHARED, 1, 10, 11, 8], SamplingParams(5, 1, temperature=0.0, ignore_eos=True))
+    server.run()
+    return server
+
+
+def guesses_of(
+    runner: PackingRunner, patch: pytest.MonkeyPatch
+) -> list[tuple[list[int], list[int]]]:
+    """The drafts that steps verify from now on, each behind the text that it follows."""
+    machine = runner.executor._machine  # type: ignore[attr-defined]
+    forward, resident, found = machine.forward, machine.resident, []
+
+    def noted(num_tokens: int, only_decodes: bool) -> None:
+        passes, texts = machine.drafter._drafts
+        columns = passes.slot_D.tolist(), passes.num_drafts_D.tolist()
+        for slot, num_drafts in zip(*columns, strict=True):
+            text = texts.ids_NL[slot, : int(resident.length[slot]) + 1].tolist()
+            if num_drafts:
+                found.append((text, resident.drafts_NK[slot, :num_drafts].tolist()))
+        passes.num_drafts_D.zero_()
+        forward(num_tokens, only_decodes)
+
+    patch.setattr(machine, "forward", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "variant", "every"),
+    [("eagle3", "llama", 1), ("eagle3", "llama", 3), ("eagle", "llama", 1)],
+)
+def test_its_drafts_are_those_of_the_whole_text(
+    method: str,
+    variant: str,
+    every: int,
+    tmp_path: Path,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pass_drafter, "READ_SIZES", (4, 8))  # not for all that is behind
+    monkeypatch.setattr(Seldom, "every", every)
+    monkeypatch.setattr(
+        engine_server, "draft_policy", lambda config, *_: Seldom(8, 3) if config else None
+    )
+    sizes = {} if ON_GPU or variant != "llama" else {"num_hidden_layers": 3}
+    model = make_model(variant, **sizes)
+    folder = save_model(model, tmp_path / "model")
+    head, config = save_head(method, model, folder, tmp_path / "head")
+    plain = SETTINGS.model_copy(update={"max_num_seqs": 8, "max_prefill_tokens": 12})
+    drafting = plain.model_copy(update={"speculative_config": config})
+    runner = load_runner(folder, drafting, device)
+    guesses = guesses_of(runner, monkeypatch)
+    few = {"num_pages": 6, "num_host_pages": 12}
+    on_cpu = plain.model_copy(update=ON_CPU)
+    without = converse(Server(Restricted(load_on_cpu(folder, on_cpu), **few), on_cpu))
+    found = converse(Server(Restricted(runner, **few), drafting))
+    assert found.tokens == without.tokens
+    assert len(guesses) > 9 // every
+    for text, drafts in guesses:
+        bias_V = 0 * BIAS_V if text[len(SHARED)] % 2 else BIAS_V
+        assert drafts == head.drafts(text, len(drafts), bias_V)
+    assert found.most_swapped > 0 and found.cached[5] > 0
+    assert method != "eagle3" or found.scheduler.stats().accepted_drafts_total
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("method", "variant"),
+    [("eagle3", "llama"), ("eagle", "llama")],
+)
+def test_random_histories_say_the_same(
+    method: str, variant: str, tmp_path: Path, device: torch.device
+) -> None:
+    model = make_model(variant, **({"num_hidden_layers": 4} if variant == "llama" else {}))
+    folder = save_model(model, tmp_path / "model")
+    _, config = save_head(method, model, folder, tmp_path / "head")
+    drafting = SETTINGS.model_copy(update={"speculative_config": config})
+    stats = play_with_and_without(folder, drafting, device)
+    assert sum(each.drafts_total for each in stats) > 20
