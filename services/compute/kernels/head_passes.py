@@ -104,7 +104,8 @@ def _take_states(
 @triton.jit
 def _plan_head_pass(
     inputs, resident, passes, rows, table_NL, ids_ptr, R: tl.constexpr, L: tl.constexpr,
-    PAGES: tl.constexpr, P: tl.constexpr, V: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    PAGES: tl.constexpr, P: tl.constexpr, V: tl.constexpr, K: tl.constexpr, READS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, BLOCK)
     number = tl.load(passes.state + 1)
@@ -117,10 +118,11 @@ def _plan_head_pass(
     if number == 0:
         read = tl.load(passes.read_N + slot, mask=real, other=0)
         behind_reading = tl.load(passes.state + 2) > 0
-        wanted = tl.where((read < 0) | (behind_reading & (read < length)), 0, wanted)
-        tl.store(passes.num_drafts_D + lane, wanted, mask=real)
-        tl.store(passes.read_N + slot, length + 1, mask=wanted > 0)
-        width = length + 1 - tl.minimum(read, length)
+        if READS:
+            wanted = tl.where((read < 0) | (behind_reading & (read < length)), 0, wanted)
+            tl.store(passes.num_drafts_D + lane, wanted, mask=real)
+            tl.store(passes.read_N + slot, length + 1, mask=wanted > 0)
+            width = length + 1 - tl.minimum(read, length)
     active = wanted > number
     ones = active.to(tl.int32)
     width = width * ones
@@ -145,9 +147,11 @@ def _plan_head_pass(
         tl.store(inputs.kv_slots_GT + row - back, kv_slot, mask=there)
         tl.store(inputs.row_slot_R + row - back, slot.to(tl.int32), mask=there)
         tl.store(inputs.q_start_R + row - back, position, mask=there)
-        before = tl.maximum(position - 1, 0)
+        before = tl.maximum((position if READS else length) - 1, 0)
         page = tl.load(table_NL + slot * PAGES + before // P, mask=there, other=0)
-        source = tl.where(number == 0, page.to(tl.int64) * P + before % P, -2 - row_before)
+        source = page.to(tl.int64) * P + before % P
+        if READS:
+            source = tl.where(number == 0, source, -2 - row_before)
         tl.store(rows.source_T + row - back, source, mask=there)
     tl.store(rows.row_D + lane, row, mask=active)
     padding = (lane >= num_rows) & (lane < R)
@@ -231,8 +235,13 @@ def plan_head_pass(
     rows: HeadRows,
     ids_NL: Tensor,
     sizes: SmallSizes,
+    *,
+    reads: bool = True,
 ) -> None:
-    """Fill the inputs with the rows of the next pass, and what is to be drawn behind them."""
+    """Fill the inputs with the rows of the next pass, and what is to be drawn behind them.
+
+    `reads`: else the heads keep nothing of a text, and each pass has the model's last state.
+    """
     max_rows = len(inputs.row_slot_R)
     _, _, max_pages = resident.page_table.shape
     _plan_head_pass[(1,)](
@@ -248,6 +257,7 @@ def plan_head_pass(
         P=sizes.page_tokens,
         V=sizes.vocab_size,
         K=resident.drafts_NK.shape[1] - 1,
+        READS=reads,
         BLOCK=triton.next_power_of_2(max_rows),
         num_warps=4,
     )

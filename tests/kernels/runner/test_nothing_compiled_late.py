@@ -95,7 +95,7 @@ def test_random_requests_compile_and_capture_nothing(
     assert torch.cuda.memory_reserved() - reserved <= MOST_NEW_BYTES
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3", "eagle"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "eagle", "medusa"])
 def test_a_model_or_head_that_drafts_compiles_and_captures_nothing(
     method: str, tmp_path: Path, device: torch.device, request: pytest.FixtureRequest
 ) -> None:

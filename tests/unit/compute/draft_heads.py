@@ -44,15 +44,23 @@ class Head(nn.Module):
     def logits(self, own_BTE: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def drafts(self, text: list[int], count: int, bias_V: Tensor) -> list[int]:
-        """So many for what follows a text, whose last token the model has not seen; greedy."""
+    def drafts(
+        self, text: list[int], count: int, bias_V: Tensor, *, sees_first: bool = False
+    ) -> list[int]:
+        """So many for what follows a text, whose last token the model has not seen; greedy.
+
+        `sees_first`: it sees the first token, too, beside a state of zeros.
+        """
         embed = self.model.get_input_embeddings()
         with torch.inference_mode():
             out = self.model(torch.tensor([text[:-1]]), output_hidden_states=True)
             x_BTE = self.kept([out.hidden_states[layer] for layer in self.layers])
+            if sees_first:
+                x_BTE = torch.cat((torch.zeros_like(x_BTE[:, :1]), x_BTE), 1)
             guessed: list[int] = []
             for _ in range(count):
-                embedded_BTE = embed(torch.tensor([text[1:] + guessed]))
+                seen = text if sees_first else text[1:]
+                embedded_BTE = embed(torch.tensor([seen + guessed]))
                 last_BE = self.own(embedded_BTE, x_BTE)[:, -1:]
                 guessed.append(int((self.logits(last_BE) + bias_V).argmax()))
                 x_BTE = torch.cat((x_BTE, last_BE), 1)

@@ -45,6 +45,8 @@ class LayerHead(NamedTuple):
 class HeadPasses:
     """A first pass has all tokens of a slot since the one that the one before had last."""
 
+    num_forms = 1
+
     def __init__(self, loaded: LayerHead, machine: MachineParts) -> None:
         sizes, device = machine.sizes, machine.packed.device
         self._machine, self._loaded = machine, loaded
@@ -99,7 +101,7 @@ class HeadPasses:
         plan_reading(*about, num_tokens, self._sizes)
         self._read_chunks(num_tokens)
 
-    def compute(self, drafts: SlotDrafts, num_rows: int) -> None:
+    def compute(self, drafts: SlotDrafts, form: int, num_rows: int) -> None:
         passes, (ids_NL, _) = drafts
         about = self.inputs, self._machine.resident, passes, self._rows, ids_NL
         plan_head_pass(*about, self._sizes)

@@ -16,6 +16,7 @@ from services.compute.models.medusa import MedusaHeads
 from services.compute.quantization.packed import Weight
 from services.compute.runner.cuda.drafter import DrafterMaker, MachineParts
 from services.compute.runner.cuda.head_passes import HeadPasses, LayerHead
+from services.compute.runner.cuda.medusa_passes import MedusaPasses
 from services.compute.runner.cuda.model_passes import ModelPasses, SmallModel
 from services.compute.runner.cuda.pass_drafter import PassDrafter
 from services.compute.runner.cuda.text_drafter import TextDrafter
@@ -68,9 +69,7 @@ def _head(
     make_linear = _KeptLinears(linears.dtype, linears.keeps_dense, linears.num_segments)
     head = build_head(loader, folder, ends, make_linear)
     if isinstance(head, MedusaHeads):
-        raise ConfigError(
-            f"{WHERE}: Medusa heads are on the CPU only so far; on a GPU take another method."
-        )
+        return partial(PassDrafter, partial(MedusaPasses, head, loader.max_drafts))
     num_layers = model.shape.num_layers
     if len(head.layers) > 1 and num_layers in head.layers:
         raise ConfigError(

@@ -35,7 +35,7 @@ class SmallModel(NamedTuple):
 class ModelPasses:
     """A first pass has the last token of a slot and the one before, of further ones each draft."""
 
-    first = FirstPass(others=1)
+    first, num_forms = FirstPass(others=1), 1
 
     def __init__(self, small: SmallModel, machine: MachineParts) -> None:
         sizes, device = machine.sizes, machine.packed.device
@@ -88,7 +88,7 @@ class ModelPasses:
         plan_reading(*about, num_tokens, self._sizes)
         self._model.forward("mixed", num_tokens, self._caches)
 
-    def compute(self, drafts: SlotDrafts, num_rows: int) -> None:
+    def compute(self, drafts: SlotDrafts, form: int, num_rows: int) -> None:
         passes, (ids_NL, _) = drafts
         plan_pass(self.inputs, self._machine.resident, passes, ids_NL, self._sizes)
         self._model.forward("decode", num_rows, self._caches)

@@ -63,6 +63,11 @@ class Passes(Protocol):
     @property
     def first(self) -> FirstPass: ...
 
+    @property
+    def num_forms(self) -> int:
+        """Of passes: the first, the second …; the last form is that of all further ones."""
+        ...
+
     def attach(self, num_pages: int, num_host_pages: int) -> None:
         """See `DeviceDrafter`, and of the next two."""
         ...
@@ -75,8 +80,8 @@ class Passes(Protocol):
         """Read what is behind, so many tokens at most."""
         ...
 
-    def compute(self, drafts: SlotDrafts, num_rows: int) -> None:
-        """The next pass."""
+    def compute(self, drafts: SlotDrafts, form: int, num_rows: int) -> None:
+        """The next pass, which is of this form."""
         ...
 
     def logits(self, num_samples: int) -> Tensor:
@@ -127,10 +132,11 @@ class PassDrafter:
 
     def launches(self, sampler: DeviceSampler) -> Iterator[Launch]:
         yield BEGIN, self._begin
-        for size in reversed(self._read_sizes):
+        for size in reversed(self._read_sizes) if self._computing.first.reads else ():
             yield ("read", size), partial(self._read, size)
-        for size in reversed(self._row_buckets):
-            yield ("draft", size), partial(self._pass, size)
+        for form in range(self._computing.num_forms):
+            for size in reversed(self._row_buckets):
+                yield ("draft", form, size), partial(self._pass, form, size)
         for variant in GUESSES:
             for size in reversed(self._guess_buckets):
                 yield ("guess", variant, size), partial(self._guess, sampler, variant, size)
@@ -151,7 +157,8 @@ class PassDrafter:
             replay(("read", work.num_read))
         for number, count in enumerate(work.num_slots):
             num_rows = count if number else work.num_rows
-            replay(("draft", bucket_of(num_rows, self._row_buckets)))
+            form = min(number, self._computing.num_forms - 1)
+            replay(("draft", form, bucket_of(num_rows, self._row_buckets)))
             replay(("guess", variant, bucket_of(count, self._guess_buckets)))
 
     def _read_size(self, num_tokens: int) -> int:
@@ -170,8 +177,8 @@ class PassDrafter:
         self._computing.read(self._drafts, num_tokens)
 
     @torch.inference_mode()
-    def _pass(self, num_rows: int) -> None:
-        self._computing.compute(self._drafts, num_rows)
+    def _pass(self, form: int, num_rows: int) -> None:
+        self._computing.compute(self._drafts, form, num_rows)
 
     @torch.inference_mode()
     def _guess(self, sampler: DeviceSampler, variant: Variant, num_samples: int) -> None:

@@ -36,6 +36,7 @@ class FirstPass(NamedTuple):
     others: int  # that come before, where what lies behind them is read first
     most_rows: int = 0  # of a drafter that reads its own drafts again: all that it has not read,
     # where these of all slots are no more; 0: its drafts count as read, as far as they were right
+    reads: bool = True  # False: it keeps nothing of a text, and has one row of each slot
 
 
 NOTHING = DraftWork(0, (), 0)
@@ -85,7 +86,9 @@ class Unread:
     def _read(self, slots_D: Int32Array, depths_D: Int32Array) -> tuple[int, int]:
         """Read up to what the first pass has, in the order of the rows as the device does; returns
         how many at most, in one launch, and the rows of the first pass."""
-        others, most_rows = self._first
+        others, most_rows, reads = self._first
+        if not reads:
+            return 0, len(slots_D)
         new_D = depths_D if most_rows else 1  # unread when the drafts have been verified
         num_rows = int(self._num_N[slots_D].sum()) + len(slots_D)
         if num_rows <= most_rows:
