@@ -22,7 +22,7 @@ from services.compute.kernels.decode_plan import (
     plan_decode,
 )
 from services.compute.kernels.kv_format import FP8, INT8, LayerPages
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.span import BEHIND_FIRST, FULL, AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
@@ -209,7 +209,11 @@ def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Sha
 @pytest.mark.parametrize(
     ("span", "case"),
     crossed(
-        [*map(AttentionSpan.window, (1, 5, 64, 70, 1000)), *map(AttentionSpan.chunk, (5, 32, 100))],
+        [
+            BEHIND_FIRST,
+            *map(AttentionSpan.window, (1, 5, 64, 70, 1000)),
+            *map(AttentionSpan.chunk, (5, 32, 100)),
+        ],
         [(MIN_CHUNK, None, False), (16, None, True), (16, FP8, True)],
     ),
 )

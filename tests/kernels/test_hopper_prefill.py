@@ -11,7 +11,7 @@ import torch
 
 from services.compute.kernels.hopper_prefill import HOPPER, chunk_attention, serves
 from services.compute.kernels.prefill_attention import prefill_attention
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.span import BEHIND_FIRST, AttentionSpan
 from tests.kernels.prefill_steps import Row, Shape, Step, as_pieces, check
 from tests.kernels.quantized_pages import ENTRIES, layer_of
 
@@ -52,7 +52,9 @@ def test_every_width_and_group_matches_float64(
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("window", [0, 1, 5, 64, 100, 1000, *map(AttentionSpan.chunk, (5, 48))])
+@pytest.mark.parametrize(
+    "window", [0, 1, 5, 64, 100, 1000, BEHIND_FIRST, *map(AttentionSpan.chunk, (5, 48))]
+)
 @pytest.mark.parametrize(("softcap", "has_sinks"), [(0.0, False), (2.0, False), (0.0, True)])
 def test_windows_caps_and_sinks_match_float64(
     width: int,

@@ -13,7 +13,7 @@ from services.compute.kernels.prefill_plan import (
     plan_prefill,
     plan_prefill_reference,
 )
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.span import BEHIND_FIRST, AttentionSpan
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
@@ -91,7 +91,7 @@ def test_quantized_pages_match_float64(
 @pytest.mark.parametrize(
     ("window", "dtype"),
     crossed(
-        [1, 5, 31, 32, 33, 64, 100, 1000, *map(AttentionSpan.chunk, (5, 32, 48))],
+        [1, 5, 31, 32, 33, 64, 100, 1000, BEHIND_FIRST, *map(AttentionSpan.chunk, (5, 32, 48))],
         [torch.float32, torch.bfloat16],
     ),
 )

@@ -145,6 +145,38 @@ def _read_texts(
 
 
 @triton.jit
+def complete_pass(inputs, resident, slot, number, active, row, num_rows, R: tl.constexpr):
+    """Fill up the rows of a pass, one token each, and say what is to be drawn behind it: a token
+    for each of these slots, at its last row."""
+    lane = tl.arange(0, slot.shape[0])
+    ones = active.to(tl.int32)
+    place = tl.cumsum(ones, axis=0) - ones
+    num_samples = tl.sum(ones, axis=0)
+    padding = (lane >= num_rows) & (lane < R)
+    tl.store(inputs.tokens_T + lane, 0, mask=padding)
+    tl.store(inputs.positions_T + lane, 0, mask=padding)
+    tl.store(inputs.kv_slots_GT + lane, -1, mask=padding)
+    tl.store(inputs.row_slot_R + lane, 0, mask=padding)
+    tl.store(inputs.q_start_R + lane, 0, mask=padding)
+    inside = lane < R
+    tl.store(inputs.q_len_R + lane, (lane < num_rows).to(tl.int32), mask=inside)
+    tl.store(inputs.token_start_R + lane, tl.minimum(lane, num_rows), mask=inside)
+    index = tl.load(resident.output_index + slot, mask=active, other=0) + number
+    tl.store(inputs.sample_token_S + place, row, mask=active)
+    tl.store(inputs.sample_slot_S + place, slot.to(tl.int32), mask=active)
+    tl.store(inputs.sample_index_S + place, index, mask=active)
+    nobody = inside & (lane >= num_samples)
+    tl.store(inputs.sample_token_S + lane, 0, mask=nobody)
+    tl.store(inputs.sample_slot_S + lane, _NO_SLOT, mask=nobody)
+    tl.store(inputs.sample_index_S + lane, 0, mask=nobody)
+    tl.store(inputs.row_number_R + lane, number, mask=inside)  # the drafts before a guess
+    tl.store(inputs.counts, num_rows)
+    tl.store(inputs.counts + 1, num_rows)
+    tl.store(inputs.counts + 2, num_rows)
+    tl.store(inputs.counts + 3, num_samples)
+
+
+@triton.jit
 def _plan_pass(
     inputs, resident, passes, table_NL, ids_ptr, R: tl.constexpr, L: tl.constexpr,
     PAGES: tl.constexpr, PAGE_TOKENS: tl.constexpr, V: tl.constexpr, K: tl.constexpr,
@@ -187,28 +219,7 @@ def _plan_pass(
         tl.store(inputs.kv_slots_GT + row - back, kv_slot, mask=there)
         tl.store(inputs.row_slot_R + row - back, slot.to(tl.int32), mask=there)
         tl.store(inputs.q_start_R + row - back, position, mask=there)
-    padding = (lane >= num_rows) & (lane < R)
-    tl.store(inputs.tokens_T + lane, 0, mask=padding)
-    tl.store(inputs.positions_T + lane, 0, mask=padding)
-    tl.store(inputs.kv_slots_GT + lane, -1, mask=padding)
-    tl.store(inputs.row_slot_R + lane, 0, mask=padding)
-    tl.store(inputs.q_start_R + lane, 0, mask=padding)
-    inside = lane < R
-    tl.store(inputs.q_len_R + lane, (lane < num_rows).to(tl.int32), mask=inside)
-    tl.store(inputs.token_start_R + lane, tl.minimum(lane, num_rows), mask=inside)
-    index = tl.load(resident.output_index + slot, mask=active, other=0) + number
-    tl.store(inputs.sample_token_S + place, row, mask=active)
-    tl.store(inputs.sample_slot_S + place, slot.to(tl.int32), mask=active)
-    tl.store(inputs.sample_index_S + place, index, mask=active)
-    nobody = inside & (lane >= num_samples)
-    tl.store(inputs.sample_token_S + lane, 0, mask=nobody)
-    tl.store(inputs.sample_slot_S + lane, _NO_SLOT, mask=nobody)
-    tl.store(inputs.sample_index_S + lane, 0, mask=nobody)
-    tl.store(inputs.row_number_R + lane, number, mask=inside)  # the drafts before a guess
-    tl.store(inputs.counts, num_rows)
-    tl.store(inputs.counts + 1, num_rows)
-    tl.store(inputs.counts + 2, num_rows)
-    tl.store(inputs.counts + 3, num_samples)
+    complete_pass(inputs, resident, slot, number, active, row, num_rows, R)
 
 
 @triton.jit

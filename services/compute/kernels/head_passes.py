@@ -22,12 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.draft_passes import DraftPasses, SmallSizes
-from services.compute.kernels.step_buffers import NO_SLOT, Resident, StepInputs
+from services.compute.kernels.draft_passes import DraftPasses, SmallSizes, complete_pass
+from services.compute.kernels.step_buffers import Resident, StepInputs
 
 NO_STATE = -1
 
-_NO_SLOT, _NO_STATE = tl.constexpr(NO_SLOT), tl.constexpr(NO_STATE)
+_NO_STATE = tl.constexpr(NO_STATE)
 _BLOCK = 1024
 
 
@@ -124,10 +124,7 @@ def _plan_head_pass(
             tl.store(passes.read_N + slot, length + 1, mask=wanted > 0)
             width = length + 1 - tl.minimum(read, length)
     active = wanted > number
-    ones = active.to(tl.int32)
-    width = width * ones
-    place = tl.cumsum(ones, axis=0) - ones
-    num_samples = tl.sum(ones, axis=0)
+    width = width * active.to(tl.int32)
     row = tl.cumsum(width, axis=0) - 1
     num_rows = tl.sum(width, axis=0)
     last = tl.load(resident.last_token + slot, mask=active & (number == 0), other=0)
@@ -155,28 +152,8 @@ def _plan_head_pass(
         tl.store(rows.source_T + row - back, source, mask=there)
     tl.store(rows.row_D + lane, row, mask=active)
     padding = (lane >= num_rows) & (lane < R)
-    tl.store(inputs.tokens_T + lane, 0, mask=padding)
-    tl.store(inputs.positions_T + lane, 0, mask=padding)
-    tl.store(inputs.kv_slots_GT + lane, -1, mask=padding)
-    tl.store(inputs.row_slot_R + lane, 0, mask=padding)
-    tl.store(inputs.q_start_R + lane, 0, mask=padding)
     tl.store(rows.source_T + lane, _NO_STATE, mask=padding)
-    inside = lane < R
-    tl.store(inputs.q_len_R + lane, (lane < num_rows).to(tl.int32), mask=inside)
-    tl.store(inputs.token_start_R + lane, tl.minimum(lane, num_rows), mask=inside)
-    index = tl.load(resident.output_index + slot, mask=active, other=0) + number
-    tl.store(inputs.sample_token_S + place, row, mask=active)
-    tl.store(inputs.sample_slot_S + place, slot.to(tl.int32), mask=active)
-    tl.store(inputs.sample_index_S + place, index, mask=active)
-    nobody = inside & (lane >= num_samples)
-    tl.store(inputs.sample_token_S + lane, 0, mask=nobody)
-    tl.store(inputs.sample_slot_S + lane, _NO_SLOT, mask=nobody)
-    tl.store(inputs.sample_index_S + lane, 0, mask=nobody)
-    tl.store(inputs.row_number_R + lane, number, mask=inside)  # the drafts before a guess
-    tl.store(inputs.counts, num_rows)
-    tl.store(inputs.counts + 1, num_rows)
-    tl.store(inputs.counts + 2, num_rows)
-    tl.store(inputs.counts + 3, num_samples)
+    complete_pass(inputs, resident, slot, number, active, row, num_rows, R)
 
 
 def find_states(
