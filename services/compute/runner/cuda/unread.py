@@ -98,6 +98,7 @@ class Unread:
         total = int(unread_D.sum())
         size = self._launch_of(total) if total else 0
         left_D = np.clip(np.cumsum(unread_D) - size, 0, unread_D)
-        # Who is not drafted for goes on by one token.
-        self._num_N[slots_D] = np.where(left_D > 0, left_D + others + 1, new_D)
+        # Who is not drafted for goes on by one token; the device may have had less to read.
+        not_drafted_D = np.where(left_D > 0, left_D + others + 1, 0)
+        self._num_N[slots_D] = np.maximum(not_drafted_D, new_D)
         return size, (1 + others) * len(slots_D)

@@ -79,6 +79,14 @@ def test_a_head_reads_what_was_right_with_its_first_pass_if_there_is_room() -> N
     assert uploads.step({0: 1, 1: 1}) == DraftWork(0, (2,), 4)
 
 
+def test_a_head_may_have_drafted_where_it_had_less_to_read_than_was_known() -> None:
+    uploads = Uploads(most_read=3, first=OF_HEADS)
+    for _ in range(4):
+        uploads.step({0: 0, 1: 0})
+    assert uploads.step({0: 3, 1: 3}).num_read == 3  # of four of slot 0, or all that there are
+    assert uploads.step({0: 1}) == DraftWork(0, (1,), 4)
+
+
 @pytest.mark.parametrize("first", [OF_MODELS, OF_HEADS])
 @pytest.mark.parametrize("seed", range(5))
 def test_it_is_never_less_than_there_is(seed: int, first: FirstPass) -> None:
