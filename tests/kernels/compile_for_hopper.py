@@ -70,7 +70,7 @@ def main() -> None:
     """The assembly of the kernel that the command line names."""
     launches = {"prefill": prefill, "latent_decode": latent_decode}
     kernel, box, constants = launches[sys.argv[1]](int(sys.argv[2]))
-    shared = hopper_prefill._SWIZZLED
+    shared = hopper_prefill.SWIZZLED
     constants |= {
         "SHARED": shared,
         "ATTENDING": hopper_prefill.ATTENDING_REGISTERS,

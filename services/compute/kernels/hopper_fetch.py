@@ -25,14 +25,23 @@ def num_rounds(num_tiles):
 
 
 @gluon.jit
-def item_at(items_I2, step, num_tiles, K: gl.constexpr):
-    """The row, the first query and the head of keys of a round's tile; of some tile beyond them."""
+def item_at(items_I2, step, num_tiles, K: gl.constexpr, HEADS: gl.constexpr):
+    """The row, the first query and the head of keys of a round's tile; of some tile beyond them.
+
+    All items of HEADS heads come before those of the next heads.
+    """
     forwards = gl.program_id(0)
     num_programs = gl.num_programs(0)
     place = gl.where(step % 2 == 0, forwards, num_programs - 1 - forwards)
-    tile = gl.minimum(step * num_programs + place, num_tiles - 1)
-    item = tile // K
-    return gl.load(items_I2 + item * 2), gl.load(items_I2 + item * 2 + 1), tile % K
+    tile = gl.maximum(gl.minimum(step * num_programs + place, num_tiles - 1), 0)
+    first_head = 0
+    if HEADS != K:
+        of_heads = gl.maximum(num_tiles // (K // HEADS), 1)
+        first_head = tile // of_heads * HEADS
+        tile = tile % of_heads
+    item = tile // HEADS
+    row, first = gl.load(items_I2 + item * 2), gl.load(items_I2 + item * 2 + 1)
+    return row, first, first_head + tile % HEADS
 
 
 @gluon.jit
@@ -102,8 +111,8 @@ def fetch_blocks(
     keys_ready, keys_free, values_ready, values_free = barriers
     PANELS: gl.constexpr = PADDED_D // PANEL
     BYTES: gl.constexpr = BLOCK_N * PADDED_D * 2  # columns beyond the heads' count, and are zeros
-    row, first, head = item_at(items_I2, 0, num_tiles, K)
-    next_row, next_first, next_head = item_at(items_I2, 1, num_tiles, K)
+    row, first, head = item_at(items_I2, 0, num_tiles, K, K)
+    next_row, next_first, next_head = item_at(items_I2, 1, num_tiles, K, K)
     q_start, q_len = gl.load(q_start_R + row), gl.load(q_len_R + row)
     slot = gl.load(row_slot_R + row)
     block = 0
@@ -115,7 +124,7 @@ def fetch_blocks(
         q_start, q_len = gl.load(q_start_R + next_row), gl.load(q_len_R + next_row)
         slot = gl.load(row_slot_R + next_row)
         first, head = next_first, next_head
-        next_row, next_first, next_head = item_at(items_I2, step + 2, num_tiles, K)
+        next_row, next_first, next_head = item_at(items_I2, step + 2, num_tiles, K, K)
         for start in range(low // BLOCK_N * BLOCK_N, high, BLOCK_N):
             pages = ()
             for number in gl.static_range(BLOCK_N // P):

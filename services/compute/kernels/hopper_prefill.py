@@ -20,17 +20,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from services.compute.kernels.first_seen import window_and_step
+from services.compute.kernels.hopper_attend import (
+    attend_blocks,
+    attend_last_values,
+    make_barriers,
+)
 from services.compute.kernels.hopper_fetch import (
     HALF_ROWS,
     PANEL,
-    clear_values,
     fetch_blocks,
     fetch_queries,
     first_seen,
@@ -42,7 +43,7 @@ from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs, page_stride
 
 _SINK_SCALE = gl.constexpr(LOG2_E)
-_SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 HOPPER = (9, 0)
 BLOCK_N = {64: 128, 128: 128, 256: 64}  # by head width, padded: the order of the sums
 STAGES = 2  # of keys and of values; 227 KiB of shared memory have no room for three
@@ -51,84 +52,28 @@ MAX_REGISTERS = 168  # 65,536 shared by 384 threads, before they are dealt out a
 
 
 @gluon.jit
-def _weigh(
-    score_MN,
-    max_M,
-    sum_M,
-    position_M,
-    start,
-    first_position,
-    window,
-    scale_log2,
-    cap_log2,
-    TILE_Q: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    WINDOWED: gl.constexpr,
-    STEP: gl.constexpr,
-    layout: gl.constexpr,
-):
-    """What a block's keys weigh, the new maxima and sums, and what the old weights are times.
-
-    The arithmetic of prefill_attention; a block's mask changes which scores there are, not how
-    they are computed.
-    """
-    CAPPED: gl.constexpr = cap_log2 is not None  # scores are to base 2
-    if CAPPED:
-        capped_MN = 1.0 / (1.0 + gl.exp2(score_MN * scale_log2))
-        score_MN = gl.fma(capped_MN, -2.0 * cap_log2, cap_log2)
-    is_masked = start + BLOCK_N > first_position + 1
-    if WINDOWED:
-        last_first = first_seen(first_position + TILE_Q - 1, window, WINDOWED, STEP)
-        is_masked = is_masked | (start < last_first)
-    if is_masked:
-        position_N = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
-        seen_MN = position_N[None, :] <= position_M[:, None]
-        if WINDOWED:
-            first_M = first_seen(position_M, window, WINDOWED, STEP)
-            seen_MN = seen_MN & (position_N[None, :] >= first_M[:, None])
-        score_MN = gl.where(seen_MN, score_MN, float("-inf"))
-    new_max_M = gl.max(score_MN, axis=1)
-    if not CAPPED:
-        new_max_M = new_max_M * scale_log2
-    new_max_M = gl.maximum(max_M, new_max_M)
-    shift_M = new_max_M
-    if WINDOWED:  # queries that have seen nothing yet stay at zero sums
-        shift_M = gl.where(new_max_M == float("-inf"), 0.0, new_max_M)
-    if CAPPED:
-        weight_MN = gl.exp2(score_MN - shift_M[:, None])
-    else:
-        weight_MN = gl.exp2(gl.fma(score_MN, scale_log2, -shift_M[:, None]))
-    decay_M = gl.exp2(max_M - shift_M)
-    sum_M = gl.fma(sum_M, decay_M, gl.sum(weight_MN, axis=1))
-    return weight_MN, new_max_M, sum_M, decay_M
-
-
-@gluon.jit
 def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
     """A warpgroup: the first or the second half of each item's rows."""
-    q_buffers, key_blocks, value_blocks, value_parts, barriers, q_THD, out_THD, sinks_H = operands
+    q_buffers, blocks, barriers, q_THD, out_THD, sinks_H = operands
     q_start_R, q_len_R, token_start_R, items_I2, num_tiles = places
-    window, scale_log2, cap_log2 = scales
+    window = scales[0]
     (
         Q_STRIDE, OUT_STRIDE, K, G, D, PADDED_D, P, ITEM_Q, BLOCK_N, STAGES, Q_BUFFERS, WINDOWED,
         STEP,
     ) = sizes  # fmt: skip
-    keys_ready, keys_free, values_ready, values_free = barriers
     TILE_Q: gl.constexpr = HALF_ROWS // G
-    PANELS: gl.constexpr = PADDED_D // PANEL
+    loop: gl.constexpr = (TILE_Q, P, BLOCK_N, STAGES, WINDOWED, STEP)
     dtype: gl.constexpr = q_THD.dtype.element_ty
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PADDED_D, 16])
-    weights: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [256 // PADDED_D, PADDED_D // 8], [4, 1], [1, 0])
     query_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, scores)) // G
     head_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, scores)) % G
     line_M = gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, lines))
     offset_D = gl.arange(0, PADDED_D, layout=gl.SliceLayout(0, lines))
-    zeros_MN = gl.zeros([HALF_ROWS, BLOCK_N], gl.float32, layout=scores)
 
-    row, first, head = item_at(items_I2, 0, num_tiles, K)
-    next_row, next_first, next_head = item_at(items_I2, 1, num_tiles, K)
+    row, first, head = item_at(items_I2, 0, num_tiles, K, K)
+    next_row, next_first, next_head = item_at(items_I2, 1, num_tiles, K, K)
     q_start, q_len = gl.load(q_start_R + row), gl.load(q_len_R + row)
     token_start = gl.load(token_start_R + row)
     fetch_queries(
@@ -148,7 +93,7 @@ def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
         q_start, q_len = gl.load(q_start_R + next_row), gl.load(q_len_R + next_row)
         token_start = gl.load(token_start_R + next_row)
         first, head = next_first, next_head
-        next_row, next_first, next_head = item_at(items_I2, step + 2, num_tiles, K)
+        next_row, next_first, next_head = item_at(items_I2, step + 2, num_tiles, K, K)
 
         q_MD = q_buffers.index(step % Q_BUFFERS * 2 + HALF)
         async_copy.wait_group(0)
@@ -160,59 +105,12 @@ def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
                 Q_STRIDE, G, D, PADDED_D,
             )  # fmt: skip
 
-        position_M = first_position + query_M
-        begin = low // BLOCK_N * BLOCK_N
-        max_M = gl.full([HALF_ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, scores))
-        sum_M = gl.zeros([HALF_ROWS], gl.float32, layout=gl.SliceLayout(1, scores))
-        acc_MD = gl.zeros([HALF_ROWS, PADDED_D], gl.float32, layout=sums)
-        stage = block % STAGES
-        phase = block // STAGES & 1
-        mbarrier.wait(keys_ready.index(stage), phase)
-        k_DN = key_blocks.index(stage).permute([1, 0])
-        score_MN = warpgroup_mma(q_MD, k_DN, zeros_MN, use_acc=False, is_async=True)
-        score_MN = warpgroup_mma_wait(0, deps=[score_MN])
-        mbarrier.arrive(keys_free.index(stage), count=1)
-        weight_MN, max_M, sum_M, _ = _weigh(
-            score_MN, max_M, sum_M, position_M, begin, first_position, window, scale_log2,
-            cap_log2, TILE_Q, BLOCK_N, WINDOWED, STEP, scores,
+        acc_MD, weight_MN, max_M, sum_M, block = attend_blocks(
+            q_MD, None, blocks, barriers, block, low, high, first_position,
+            first_position + query_M, scales, loop,
         )  # fmt: skip
-        weight_MN = gl.convert_layout(weight_MN.to(dtype), weights)
-        for start in range(begin + BLOCK_N, high, BLOCK_N):
-            block += 1
-            next_stage = block % STAGES
-            next_phase = block // STAGES & 1
-            mbarrier.wait(keys_ready.index(next_stage), next_phase)
-            k_DN = key_blocks.index(next_stage).permute([1, 0])
-            score_MN = warpgroup_mma(q_MD, k_DN, zeros_MN, use_acc=False, is_async=True)
-            mbarrier.wait(values_ready.index(stage), phase)
-            if WINDOWED:
-                if start - BLOCK_N < low:
-                    clear_values(value_parts, stage, low, low, high, P, BLOCK_N, PANELS)
-                    fence_async_shared()
-            acc_MD = warpgroup_mma(weight_MN, value_blocks.index(stage), acc_MD, is_async=True)
-            score_MN = warpgroup_mma_wait(1, deps=[score_MN])
-            mbarrier.arrive(keys_free.index(next_stage), count=1)
-            new_MN, max_M, sum_M, decay_M = _weigh(
-                score_MN, max_M, sum_M, position_M, start, first_position, window, scale_log2,
-                cap_log2, TILE_Q, BLOCK_N, WINDOWED, STEP, scores,
-            )  # fmt: skip
-            acc_MD, weight_MN = warpgroup_mma_wait(0, deps=[acc_MD, weight_MN])
-            mbarrier.arrive(values_free.index(stage), count=1)
-            acc_MD = acc_MD * gl.convert_layout(decay_M, gl.SliceLayout(1, sums))[:, None]
-            weight_MN = gl.convert_layout(new_MN.to(dtype), weights)
-            stage = next_stage
-            phase = next_phase
+        acc_MD = attend_last_values(acc_MD, weight_MN, blocks, barriers, block, low, high, loop)
         block += 1
-        mbarrier.wait(values_ready.index(stage), phase)
-        if WINDOWED:
-            if (high - 1) // BLOCK_N * BLOCK_N < low:
-                clear_values(value_parts, stage, low, low, high, P, BLOCK_N, PANELS)
-        if high % P != 0:
-            clear_values(value_parts, stage, high, low, high, P, BLOCK_N, PANELS)
-        fence_async_shared()
-        acc_MD = warpgroup_mma(weight_MN, value_blocks.index(stage), acc_MD, is_async=True)
-        acc_MD = warpgroup_mma_wait(0, deps=[acc_MD])
-        mbarrier.arrive(values_free.index(stage), count=1)
 
         if sinks_H is not None:
             sink_M = gl.load(sinks_H + this_head * G + head_M)
@@ -269,26 +167,16 @@ def _hopper_attention_kernel(
 ):
     dtype: gl.constexpr = q_THD.dtype.element_ty
     PARTS: gl.constexpr = STAGES * (PADDED_D // PANEL) * (BLOCK_N // P)
-    BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     q_buffers = gl.allocate_shared_memory(dtype, [2 * Q_BUFFERS, HALF_ROWS, PADDED_D], SHARED)
     key_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, PADDED_D], SHARED)
     value_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, PADDED_D], SHARED)
     # The same bytes as a copy fills them: a page's rows in one panel of columns.
     key_parts = key_blocks._reinterpret(dtype, [PARTS, P, PANEL], SHARED)
     value_parts = value_blocks._reinterpret(dtype, [PARTS, P, PANEL], SHARED)
-    keys_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
-    keys_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
-    values_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
-    values_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(keys_ready.index(stage), count=1)
-        mbarrier.init(keys_free.index(stage), count=2)
-        mbarrier.init(values_ready.index(stage), count=1)
-        mbarrier.init(values_free.index(stage), count=2)
-    fence_async_shared()
-    barriers = (keys_ready, keys_free, values_ready, values_free)
+    barriers = make_barriers(STAGES)
+    blocks = (key_blocks, None, value_blocks, value_parts)
     num_tiles = gl.load(num_items_ptr) * K
-    operands = (q_buffers, key_blocks, value_blocks, value_parts, barriers, q_THD, out_THD, sinks_H)
+    operands = (q_buffers, blocks, barriers, q_THD, out_THD, sinks_H)
     places = (q_start_R, q_len_R, token_start_R, items_I2, num_tiles)
     scales = (window, scale_log2, cap_log2)
     sizes: gl.constexpr = (
@@ -352,7 +240,7 @@ def hopper_attention(
     window, step = window_and_step(span)
     num_tiles = num_items_bound(num_tokens, work.max_rows, work.block_q) * num_kv_heads
     _hopper_attention_kernel[(min(num_tiles, work.num_sms),)](
-        TensorDescriptor(kv_pages, [num_rows, width], [width, 1], box, _SWIZZLED),
+        TensorDescriptor(kv_pages, [num_rows, width], [width, 1], box, SWIZZLED),
         q_THD,
         page_table_NL,
         inputs.row_slot_R,
@@ -381,7 +269,7 @@ def hopper_attention(
         Q_BUFFERS=1 if padded_width == 256 else 2,
         WINDOWED=window > 0,
         STEP=step,
-        SHARED=_SWIZZLED,
+        SHARED=SWIZZLED,
         ATTENDING=ATTENDING_REGISTERS,
         FETCHING=FETCHING_REGISTERS,
         num_warps=4,
