@@ -81,14 +81,16 @@ def _fetch_made_blocks(
     first_key = gl.load(begin_R + row)
     block = 0
     for step in range(num_rounds(num_tiles)):
-        high = first_key + q_start + first + gl.minimum(q_len - first, ITEM_Q)
         low = first_key
+        high = q_start + first + gl.minimum(q_len - first, ITEM_Q)
         column = head * (C + V)
         q_start, q_len = gl.load(q_start_R + next_row), gl.load(q_len_R + next_row)
         first_key = gl.load(begin_R + next_row)
         first, head = next_first, next_head
         next_row, next_first, next_head = item_at(items_I2, step + 2, num_tiles, H, HEADS)
-        for key in range(low, high, BLOCK_N):
+        for start in range(0, high, BLOCK_N):
+            # Triton 3.6 and 3.7 keep the first value of what is only in an inner loop's bounds.
+            key = low + gl.minimum(start, high - 1)
             stage = block % STAGES
             phase = block // STAGES & 1 ^ 1
             mbarrier.wait(keys_free.index(stage), phase)
