@@ -1,6 +1,7 @@
 """Compile a kernel for Hopper, which needs no GPU, and print the assembly.
 
 python -m tests.kernels.compile_for_hopper prefill WIDTH
+python -m tests.kernels.compile_for_hopper expanded HEADS
 python -m tests.kernels.compile_for_hopper latent_decode HEADS
 """
 
@@ -13,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from services.compute.kernels import hopper_latent_decode, hopper_prefill
+from services.compute.kernels import hopper_expanded, hopper_latent_decode, hopper_prefill
 
 POINTERS = {
     "page_table": "*i32",
@@ -32,12 +33,18 @@ POINTERS = {
     "partial_stats": "*fp32",
     "q_THW": "*bf16",
     "out_THR": "*bf16",
+    "begin_R": "*i32",
+    "cos_PJ": "*fp32",
+    "sin_PJ": "*fp32",
+    "out_THV": "*bf16",
 }
 NUMBERS = {"scale_log2": "fp32", "cap_log2": "fp32", "window": "i32"}
+COPIED = ("pool", "made", "turned")
+"""What the copy engine reads, a box at a time."""
 
 
 class Launch(NamedTuple):
-    """A kernel of a pool of pages, and what is constant of it."""
+    """A kernel, what a copy brings it, and what is constant of it."""
 
     kernel: Any
     box: list[int]
@@ -56,6 +63,17 @@ def prefill(width: int) -> Launch:
     return Launch(hopper_prefill._hopper_attention_kernel, [16, 64], constants)
 
 
+def expanded(heads: int) -> Launch:
+    """DeepSeek's widths."""
+    block_n = hopper_expanded.BLOCK_N
+    constants: dict[str, Any] = {
+        "Q_ROW": heads * 192 + 576, "OUT_ROW": heads * 128, "H": heads,
+        "HEADS": min(heads, hopper_expanded.HEADS_AT_ONCE), "C": 128, "P": 64, "V": 128,
+        "ITEM_Q": 128, "BLOCK_N": block_n, "STAGES": hopper_prefill.STAGES,
+    }  # fmt: skip
+    return Launch(hopper_expanded._hopper_expanded_kernel, [block_n, 64], constants)
+
+
 def latent_decode(heads: int) -> Launch:
     """One tile of so many heads, launched while the kernel before it ends."""
     constants: dict[str, Any] = {
@@ -68,7 +86,7 @@ def latent_decode(heads: int) -> Launch:
 
 def main() -> None:
     """The assembly of the kernel that the command line names."""
-    launches = {"prefill": prefill, "latent_decode": latent_decode}
+    launches = {"prefill": prefill, "expanded": expanded, "latent_decode": latent_decode}
     kernel, box, constants = launches[sys.argv[1]](int(sys.argv[2]))
     shared = hopper_prefill.SWIZZLED
     constants |= {
@@ -77,7 +95,7 @@ def main() -> None:
         "FETCHING": hopper_prefill.FETCHING_REGISTERS,
     }
     types = POINTERS | NUMBERS | dict.fromkeys(constants, "constexpr")
-    types["pool"] = f"tensordesc<bf16{box},{shared!r}>"
+    types |= dict.fromkeys(COPIED, f"tensordesc<bf16{box},{shared!r}>")
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
     source = GluonASTSource(
         kernel,

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from services.compute.kernels.kv_format import FP8, INT8
 from services.compute.kernels.latent_expansion import (
     ENOUGH_QUERIES,
     StepKeys,
-    expand_latents,
     expand_latents_reference,
     place_keys,
     place_keys_reference,
 )
-from services.compute.kernels.latent_prefill import (
-    ChunkQueries,
-    expanded_attention,
-    expanded_attention_reference,
-)
-from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.rotate_and_store import RotaryTables
-from tests.kernels.latent_steps import BOUNDS, MAX_ROWS, PAGE_TOKENS, Shape, Step
+from services.compute.kernels.latent_prefill import expanded_attention_reference
+from tests.kernels.expanded_steps import attend, error, made
+from tests.kernels.latent_steps import BOUNDS, PAGE_TOKENS, Shape, Step
 
 SHAPES = [
     Shape(heads=3),
@@ -31,54 +24,15 @@ SHAPES = [
     Shape(heads=3, dtype=torch.bfloat16, entry=FP8),
     Shape(heads=2, entry=INT8),
 ]
-SIZES = {32: (16, 12), 48: (24, 40)}
-"""Of a key, so far as it does not rotate, and of a value, by the latent's width."""
-
 ROWS = [(11, 1), (0, 70), (30, 17), (0, 1), *[(40, 5)] * 5, (64, 33), (90, 45)]
 NUM_CONTEXTS = 100  # the last row's has no room
-
-
-def made(step: Step, num_contexts: int = NUM_CONTEXTS) -> tuple[StepKeys, Tensor]:
-    """Room full of NaN, and a map."""
-    shape, device = step.shape, step.q_THW.device
-    up = torch.randn(shape.heads, sum(SIZES[shape.latent_dim]), shape.latent_dim)
-    up_HXL = (up * shape.latent_dim**-0.5).to(device, shape.dtype)
-    keys = StepKeys.make(step.inputs, num_contexts, up_HXL, shape.rope_dim)
-    keys.expanded_KHX.fill_(torch.nan)
-    keys.turned_KP.fill_(torch.nan)
-    return keys, up_HXL
-
-
-def attend(step: Step, keys: StepKeys, up_HXL: Tensor) -> tuple[ChunkQueries, Tensor]:
-    """Plan and launch; queries with an output that was full of NaN."""
-    still, width = SIZES[step.shape.latent_dim]
-    place_keys(step.inputs, keys, step.table, PAGE_TOKENS, step.bucket)
-    expand_latents(step.layer, keys, up_HXL)
-    work = PrefillWork.make(step.bucket, MAX_ROWS, 1, up_HXL.device)
-    plan_prefill(step.inputs, work, step.bucket, begin_R=keys.begin_R)
-    out_THV = step.q_THW.new_full((step.bucket, step.shape.heads, width), torch.nan)
-    q_THD = step.q_THW[:, :, : still + step.shape.rope_dim].contiguous()
-    angles = torch.arange(300 * (step.shape.rope_dim // 2), device=up_HXL.device).float()
-    angles_PJ = angles.view(300, -1)
-    tables = RotaryTables(angles_PJ.cos(), angles_PJ.sin())
-    queries = ChunkQueries(q_THD, tables, out_THV, step.shape.width**-0.5)
-    expanded_attention(queries, keys, step.inputs, work, step.bucket)
-    return queries, out_THV
-
-
-def error(found: Tensor, wanted: Tensor) -> float:
-    """Relative, of what was to be written; all else must have kept its NaN."""
-    written = ~wanted.isnan()
-    assert torch.equal(~found.isnan(), written)
-    found, wanted = found[written].double(), wanted[written].double()
-    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chunks_see_keys_and_values_made_of_latents(shape: Shape, device: torch.device) -> None:
     torch.manual_seed(0)
     step = Step(shape, ROWS, 1, device)
-    keys, up_HXL = made(step)
+    keys, up_HXL = made(step, NUM_CONTEXTS)
     queries, found = attend(step, keys, up_HXL)
     assert (keys.begin_R[: len(ROWS)] >= 0).tolist() == [0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0]
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from services.compute.kernels.hopper_expanded import expanded_chunk_attention
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.latent_entries import LatentNorms, store_latents
 from services.compute.kernels.latent_expansion import expand_latents
 from services.compute.kernels.latent_heads import absorb_queries, expand_values
-from services.compute.kernels.latent_prefill import ChunkQueries, expanded_attention
+from services.compute.kernels.latent_prefill import ChunkQueries
 from services.compute.kernels.rotate_and_store import RotaryTables
 from services.compute.kernels.step_buffers import AttentionCall
 from services.compute.layers.kernel_attention import KernelAttention
@@ -92,7 +93,7 @@ def attend_latent(
     if expanded is not None:
         queries = ChunkQueries(q_THD, step.tables, out_THV, attention.scale)
         expand_latents(step.pages, expanded.keys, attention.up_HXR)
-        expanded_attention(queries, expanded.keys, expanded.inputs, expanded.work, num_tokens)
+        expanded_chunk_attention(queries, expanded.keys, expanded.inputs, expanded.work, num_tokens)
     expand_values(
         mixed_THR,
         attention.value_up_HVR,
