@@ -20,26 +20,15 @@ from benchmarks.kernels.case import Case
 from benchmarks.kernels.decode_attention import COLD_BYTES, PAGE_TOKENS, lengths_of
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.hopper_latent_decode import latent_row_attention
-from services.compute.kernels.kv_format import FP8, LayerFormat, LayerPages
+from services.compute.kernels.kv_format import FP8, LayerFormat
 from services.compute.kernels.latent_attention import (
     latent_attention_reference,
     latent_decode_attention,
 )
 from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_entries import LatentNorms, store_latents
-from services.compute.kernels.latent_expansion import (
-    ExpansionTiling,
-    StepKeys,
-    expand_latents,
-    place_keys,
-)
 from services.compute.kernels.latent_heads import absorb_queries, expand_values
 from services.compute.kernels.latent_merge import merge_rows
-from services.compute.kernels.latent_prefill import (
-    ChunkQueries,
-    ChunkTiling,
-    expanded_attention,
-)
 from services.compute.kernels.latent_tiling import (
     LatentTiling,
     head_tiles,
@@ -73,32 +62,14 @@ FP8_TILINGS = ((32, 4, 3), (64, 8, 2))
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))
 """(positions of a block, warps, stages)"""
 
-EXPANDED_TILINGS = ((64, 64, 4, 2, 8), (64, 64, 4, 3, 8), (128, 128, 8, 2, 8))
-"""(queries, positions, warps, stages, programs of a multiprocessor)"""
-
-KEY_TILINGS = ((128, 256, 64, 8, 3, 1), (64, 256, 64, 4, 3, 1))
-"""(keys, outputs, columns of latents, warps, stages, programs of a multiprocessor)"""
-
-CHUNKS: dict[str, list[tuple[int, int]]] = {
-    "4096": [(0, 4096)],
-    "37x220": [(0, 220)] * 37,
-    "2048 after 6144": [(6144, 2048)],
-}
-
 
 def cases() -> Iterator[Case]:
     yield from _decode_cases()
     for model in HEADS:
         yield from _chunk_case(model, "4096")
-        for name in CHUNKS:
-            yield from _expanded_cases(model, name)
         yield from _around(model, 4096)
     for tiling in CHUNK_TILINGS:
         yield from _chunk_case("V2 Lite", "4096", LatentTiling(*tiling))
-    for cut in EXPANDED_TILINGS:
-        yield from _expanded_cases("V2 Lite", "4096", ChunkTiling(*cut))
-    for keys in KEY_TILINGS:
-        yield from _expanded_cases("V2 Lite", "4096", None, ExpansionTiling(*keys))
 
 
 def _decode_cases() -> Iterator[Case]:
@@ -128,7 +99,7 @@ def _said(tiling: LatentTiling | None) -> str:
     return f" {tiling.block_n} warps {tiling.num_warps} stages {tiling.num_stages}"
 
 
-def _fitting(case: Case) -> Iterator[Case]:
+def fitting(case: Case) -> Iterator[Case]:
     """The case, if the device has room for it."""
     if _fits(case.name, case.runs[0]):
         yield case
@@ -260,7 +231,7 @@ def _chunk_case(model: str, name: str, tiling: LatentTiling | None = None) -> It
     q_THW, out_THR = _random(bucket, heads, WIDTH), _random(bucket, heads, RANK)
     call = AttentionCall(q_THW, pages, resident.page_table[0], out_THR, SCALE)
     pairs = sum((start + count) * (start + count + 1) / 2 for start, count in rows)
-    yield from _fitting(
+    yield from fitting(
         Case(
             f"latent_chunk {model} {name}{_said(tiling)}",
             [partial(latent_chunk_attention, call, inputs, work, bucket, tiling)],
@@ -268,46 +239,6 @@ def _chunk_case(model: str, name: str, tiling: LatentTiling | None = None) -> It
             flops=2.0 * pairs * heads * (WIDTH + RANK),
         )
     )
-
-
-def _expanded_cases(
-    model: str, name: str, tiling: ChunkTiling | None = None, making: ExpansionTiling | None = None
-) -> Iterator[Case]:
-    """Keys and values of latents, and attention to them."""
-    heads, rows = HEADS[model], CHUNKS[name]
-    inputs, resident, num_pages = prefill_attention.step_of(rows)
-    table, bucket = resident.page_table[0], inputs.tokens_T.numel()
-    up = _random(heads, STILL + VALUE, RANK)
-    keys = StepKeys.make(inputs, sum(start for start, _ in rows), up, ROTATED)
-    place_keys(inputs, keys, table, PAGE_TOKENS, bucket)
-    work = PrefillWork.make(bucket, prefill_attention.MAX_ROWS, 1, inputs.counts.device)
-    plan_prefill(inputs, work, bucket, begin_R=keys.begin_R)
-    layer = LayerPages(_random(num_pages, 1, 1, PAGE_TOKENS, WIDTH))
-    q, out = _random(bucket, heads, STILL + ROTATED), _random(bucket, heads, VALUE)
-    positions = max(start + count for start, count in rows)
-    tables = RotaryTables(*torch.randn(2, positions, ROTATED // 2, device="cuda"))
-    queries = ChunkQueries(q, tables, out, SCALE)
-    num_keys = sum(start + count for start, count in rows)
-    made_bytes = 2.0 * num_keys * (heads * (STILL + VALUE) + ROTATED)
-    pairs = sum(start * count + count * (count + 1) / 2 for start, count in rows)
-    if tiling is None:
-        yield from _fitting(
-            Case(
-                f"keys and values {model} {name} {making or ''}",
-                [partial(expand_latents, layer, keys, up, making)],
-                num_bytes=made_bytes + 2.0 * num_keys * WIDTH,
-                flops=2.0 * num_keys * heads * (STILL + VALUE) * RANK,
-            )
-        )
-    if making is None:
-        yield from _fitting(
-            Case(
-                f"chunks over them {model} {name} {tiling or ''}",
-                [partial(expanded_attention, queries, keys, inputs, work, bucket, tiling)],
-                num_bytes=made_bytes + 2.0 * bucket * heads * (STILL + ROTATED + VALUE),
-                flops=2.0 * pairs * heads * (STILL + ROTATED + VALUE),
-            )
-        )
 
 
 def _around(model: str, num_tokens: int) -> Iterator[Case]:

@@ -38,6 +38,7 @@ from services.compute.kernels.step_buffers import (
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
 OTHER_HEADS = {"Gemma 3 4B": (8, 4, 256), "Phi-4": (40, 10, 128), "Phi-3 mini": (32, 32, 96)}
+SAME_HEADS = {"16 heads": (16, 16, 128)}  # for expanded_attention to be compared with
 SINKS = {"gpt-oss": (64, 8, 64), "gpt-oss without sinks": (64, 8, 64)}
 PAGE_TOKENS = 16
 MAX_CONTEXT = 33280
@@ -93,27 +94,27 @@ def cases() -> Iterator[Case]:
     """The steps at the chosen tiling, the plans, and the steps at the tilings to choose from."""
     for model in HEADS:
         for name in STEPS:
-            yield _case(model, name)
-            yield _case(model, name, plain=True)
-    yield _case("8B", "37x220", window=64)
+            yield attention_case(model, name)
+            yield attention_case(model, name, plain=True)
+    yield attention_case("8B", "37x220", window=64)
     for model in OTHER_HEADS:
         for name in STEPS:
-            yield _case(model, name)
+            yield attention_case(model, name)
     for window, softcap in ((1024, 0.0), (4096, 50.0)):
-        yield _case("Gemma 3 4B", "1x4096", window, softcap=softcap)
+        yield attention_case("Gemma 3 4B", "1x4096", window, softcap=softcap)
     yield from _sink_cases()
     for name in PLANNED:
         yield _plan_case(name)
     for model, tilings in TILINGS.items():
         for name in STEPS:
             for tiling in tilings:
-                yield _case(model, name, tiling=tiling)
+                yield attention_case(model, name, tiling=tiling)
 
 
 def _sink_cases() -> Iterator[Case]:
     for model in SINKS:
         for name, window in (("1x2048", 0), ("1x2048", 128), ("37x220", 128)):
-            yield _case(model, name, window)
+            yield attention_case(model, name, window)
 
 
 def step_of(rows: Rows) -> tuple[StepInputs, Resident, int]:
@@ -135,7 +136,7 @@ def step_of(rows: Rows) -> tuple[StepInputs, Resident, int]:
     return inputs, resident, sum(needed)
 
 
-def _case(
+def attention_case(
     model: str,
     name: str,
     window: int = 0,
@@ -143,8 +144,8 @@ def _case(
     softcap: float = 0.0,
     plain: bool = False,
 ) -> Case:
-    num_heads, num_kv_heads, width = (HEADS | OTHER_HEADS | SINKS)[model]
-    rows = STEPS[name]
+    num_heads, num_kv_heads, width = (HEADS | OTHER_HEADS | SAME_HEADS | SINKS)[model]
+    rows = PLANNED[name]
     inputs, resident, num_pages = step_of(rows)
     bucket = inputs.tokens_T.numel()
     work = PrefillWork.make(bucket, MAX_ROWS, num_heads // num_kv_heads, inputs.counts.device)

@@ -33,7 +33,9 @@ class Attention(Protocol):
 def made(step: Step, num_contexts: int) -> tuple[StepKeys, Tensor]:
     """Room full of NaN, and a map."""
     shape, device = step.shape, step.q_THW.device
-    up = torch.randn(shape.heads, sum(SIZES[shape.latent_dim]), shape.latent_dim)
+    random = torch.Generator().manual_seed(3)
+    size = (shape.heads, sum(SIZES[shape.latent_dim]), shape.latent_dim)
+    up = torch.randn(size, generator=random)
     up_HXL = (up * shape.latent_dim**-0.5).to(device, shape.dtype)
     keys = StepKeys.make(step.inputs, num_contexts, up_HXL, shape.rope_dim)
     keys.expanded_KHX.fill_(torch.nan)

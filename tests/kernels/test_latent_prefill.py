@@ -30,7 +30,6 @@ NUM_CONTEXTS = 100  # the last row's has no room
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chunks_see_keys_and_values_made_of_latents(shape: Shape, device: torch.device) -> None:
-    torch.manual_seed(0)
     step = Step(shape, ROWS, 1, device)
     keys, up_HXL = made(step, NUM_CONTEXTS)
     queries, found = attend(step, keys, up_HXL)
@@ -51,7 +50,6 @@ def test_chunks_see_keys_and_values_made_of_latents(shape: Shape, device: torch.
 
 def test_results_do_not_depend_on_where_a_text_is_cut(device: torch.device) -> None:
     """Nor on whether its beginning was found in the cache."""
-    torch.manual_seed(0)
     whole, parts = (Step(Shape(heads=2), rows, 0, device) for rows in ([(0, 170)], [(130, 40)]))
     keys, up_HXL = made(whole, 200)
     _, expected = attend(whole, keys, up_HXL)

@@ -93,8 +93,8 @@ def _fetch_made_blocks(
         first, head = next_first, next_head
         next_row, next_first, next_head = item_at(items_I2, step + 2, num_tiles, H, HEADS)
         for start in range(0, high, BLOCK_N):
-            # The minimum is always `start`. Triton (3.6, 3.7) takes an inner loop's bounds for no use:
-            # what an outer loop carries for them alone it drops, and each tile has the first's.
+            # The minimum is `start`. Triton (3.6, 3.7) takes an inner loop's bounds for no use:
+            # what an outer loop carries for these alone keeps its first value, the first tile's.
             key = low + gl.minimum(start, high - 1)
             stage = block % STAGES
             phase = block // STAGES & 1 ^ 1

@@ -45,6 +45,7 @@ from services.compute.kernels.hopper_prefill import (
     FETCHING_REGISTERS,
     HOPPER,
     MAX_REGISTERS,
+    SWIZZLED,
 )
 from services.compute.kernels.latent_attention import latent_decode_attention
 from services.compute.kernels.latent_merge import merge_rows
@@ -53,7 +54,6 @@ from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import LOG2_E
 from services.compute.kernels.step_buffers import AttentionCall, page_stride
 
-_SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 TILE_HEADS = gl.constexpr(64)  # rows of a matrix instruction
 FEW_HEADS = 32
 """Heads of a tile up to which latent_decode_attention serves. On an H100 64 rows of 4,096 tokens
@@ -309,7 +309,7 @@ def hopper_latent_attention(
     box = min(page_tokens, BLOCK_N.value)
     num_sms = torch.cuda.get_device_properties(q_THW.device).multi_processor_count
     _hopper_latents_kernel[(min(tiles * work.item_limit(num_rows), num_sms),)](
-        TensorDescriptor(pages, [pool_rows, width], [width, 1], [box, 64], _SWIZZLED),
+        TensorDescriptor(pages, [pool_rows, width], [width, 1], [box, 64], SWIZZLED),
         q_THW,
         page_table_NL,
         work.items,
@@ -329,7 +329,7 @@ def hopper_latent_attention(
         P=width - rank,
         PAGE=page_tokens,
         BOX=box,
-        SHARED=_SWIZZLED,
+        SHARED=SWIZZLED,
         ATTENDING=ATTENDING_REGISTERS,
         FETCHING=FETCHING_REGISTERS,
         num_warps=4,
