@@ -219,7 +219,8 @@ class StepResult:
 
     Of a step with drafts, num_offered[s] says how many the device had of those that it might put
     behind sample s. Of any step of a device that drafts, num_found[s] says how many it has for the
-    next, and found_by[s] which of `speculative.settings.DRAFTERS` they are from.
+    next, and found_by[s] which of `speculative.settings.DRAFTERS` they are from. The last of
+    several stages says which tokens they are, too, as the others do not know them.
     """
 
     step_id: int
@@ -235,6 +236,7 @@ class StepResult:
     num_offered: Int32Array = field(default_factory=lambda: NO_IDS)  # [S]; empty: none
     num_found: Int32Array = field(default_factory=lambda: NO_IDS)  # [S]; empty: it does not draft
     found_by: Int32Array = field(default_factory=lambda: NO_IDS)  # [S], as num_found
+    drafts: Int32Array = field(default_factory=lambda: NO_DRAFTS)  # [S, K]; empty: it keeps them
 
     def num_drafts(self, plan: StepPlan) -> tuple[int, int]:
         """How many drafts there were, and how many of them were right."""

@@ -164,10 +164,6 @@ def _check_stages(plan: Plan, option: str) -> None:
             f"{option}: stages cannot be split over ranks as well yet; leave "
             "--tensor-parallel-size out"
         )
-    if plan.value("compute", "speculative_config") not in ("auto", "off"):
-        raise ConfigError(
-            f"{option}: there are no drafts in stages yet; leave --speculative-config out"
-        )
     if plan.value("compute", "pipeline_stages") not in ("", "()", "[]"):
         raise ConfigError(
             f"{option}: stages on other hosts meet a compute service that is started by itself, as "

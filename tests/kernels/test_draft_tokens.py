@@ -154,8 +154,8 @@ class BothSides:
         assert self.said_NV.tolist() == self.said.tolist()
         self.states.advance(rows.slot_S[counts], drawn[counts])
         found = self.drafting.draft(self.states, rows.slot_S, drawn, counts)
-        expected = counts, rows.num_offered_S, *found
-        self.num_predicted += int(found[1].sum())
+        expected = counts, rows.num_offered_S, found.num_S, found.by_S
+        self.num_predicted += int(found.by_S.sum())
         on_device = unpack_drafts(result[:count].cpu().numpy())
         assert [column.tolist() for column in on_device] == [c.tolist() for c in expected]
         return int(counts[rows.number_S > 0].sum())

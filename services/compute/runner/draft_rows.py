@@ -141,6 +141,7 @@ def folded(result: StepResult, plan: StepPlan) -> StepResult:
         num_offered=np.add.reduceat(result.num_offered, first_S),
         num_found=result.num_found[first_S],
         found_by=result.found_by[first_S],
+        drafts=result.drafts[first_S] if len(result.drafts) else result.drafts,
     )
 
 

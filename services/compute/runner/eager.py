@@ -44,7 +44,7 @@ from services.compute.layers.paged_cache import copy_pages
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.device_errors import fatal_if_the_device_fails
 from services.compute.runner.eager_drafters import DrafterMaker, Host, load_drafter
-from services.compute.runner.eager_drafting import EagerDrafting
+from services.compute.runner.eager_drafting import NOT_LOOKED, EagerDrafting, Found
 from services.compute.runner.eager_pooler import EagerPooler
 from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.model_loader import (
@@ -99,8 +99,7 @@ class EagerTicket:
     embeddings: dict[int, Float32Array] = field(default_factory=dict)
     sampled: Sampled | None = None
     accepted_S: BoolArray | None = None  # of a step with drafts
-    num_found_S: Int32Array = field(default_factory=lambda: NO_IDS)
-    found_by_S: Int32Array = field(default_factory=lambda: NO_IDS)
+    found: Found = NOT_LOOKED
     end_s: float = 0.0
     computed_s: float = 0.0  # by this thread's own clock
 
@@ -144,7 +143,7 @@ class EagerExecutor:
         self._drafting: EagerDrafting | None = None
         if loader.drafts is not None and make_drafter is not None:
             host = Host(spec, self._sampler, self._tables_GNL, self._spans)
-            self._drafting = EagerDrafting(loader.drafts, make_drafter(host))
+            self._drafting = EagerDrafting(loader.drafts, make_drafter(host), spec.num_stages)
         rows = spec.max_num_seqs
         sizes = {
             UploadKind.ENTRIES: entries_size(loader.max_positions),
@@ -263,8 +262,7 @@ class EagerExecutor:
         if drafts is not None:
             self._sampler.count(slots[counts], tokens[counts])
         if self._drafting is not None:
-            found = self._drafting.draft(self._states, slots, tokens, counts)
-            ticket.num_found_S, ticket.found_by_S = found
+            ticket.found = self._drafting.draft(self._states, slots, tokens, counts)
         ticket.sampled = sampled
         ticket.end_s = time.monotonic()
         ticket.computed_s += time.thread_time() - began_s
@@ -291,8 +289,9 @@ class EagerExecutor:
             scores=ticket.scores,
             embeddings=ticket.embeddings,
             num_offered=num_offered,
-            num_found=ticket.num_found_S,
-            found_by=ticket.found_by_S,
+            num_found=ticket.found.num_S,
+            found_by=ticket.found.by_S,
+            drafts=ticket.found.drafts_SK,
         )
 
     def ready(self, ticket: EagerTicket) -> bool:

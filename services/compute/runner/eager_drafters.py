@@ -40,9 +40,9 @@ DrafterMaker: TypeAlias = Callable[[Host], Drafter]
 
 
 def load_drafter(loader: ModelLoader, ends: ModelEnds) -> DrafterMaker | None:
-    """Load what drafts for a model; None if nothing does."""
+    """Load what drafts for a model; None if nothing does, or the last of its stages."""
     drafts = loader.drafts
-    if drafts is None:
+    if drafts is None or not loader.shard.is_last:
         return None
     if loader.head is not None:
         return _head(loader, loader.head, ends)

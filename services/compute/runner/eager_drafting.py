@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from services.compute.sampling.slots import Int64Array
 from services.compute.speculative.acceptance import accepted, accepted_synthetic
 from services.compute.speculative.drafter import ChunkRows, DecodeRows, Drafter
 from services.compute.speculative.settings import SpeculativeSettings
-from services.compute.step import NO_IDS, BoolArray, Int32Array, int32_array
+from services.compute.step import NO_DRAFTS, NO_IDS, BoolArray, Int32Array, int32_array
 
 PATIENCE = 16
 """Steps in a row of which none has drafts, be it that none were found or that none are worth it,
@@ -26,13 +27,28 @@ LOOK_EVERY, LATER_EVERY = 4, 8
 small model, 2 % of its step, and a text that begins to repeat itself does so for longer."""
 
 
+class Found(NamedTuple):
+    """Drafts behind a step's samples, as in its result."""
+
+    num_S: Int32Array
+    by_S: Int32Array
+    drafts_SK: Int32Array = NO_DRAFTS
+
+
+NOT_LOOKED = Found(NO_IDS, NO_IDS)
+
+
 class EagerDrafting:
     """Before the rows of each step and behind its draws; `kernels.draft_tokens` is what comes
     behind them in one launch."""
 
-    def __init__(self, settings: SpeculativeSettings, drafter: Drafter) -> None:
+    def __init__(
+        self, settings: SpeculativeSettings, drafter: Drafter, num_stages: int = 1
+    ) -> None:
+        """As many steps as stages are all sequences' next tokens, and drafts are to be said."""
         self._settings = settings
         self._drafter = drafter
+        self._num_stages = num_stages
         # A drafter that computes has to know each step, and does not look for anything.
         self._patience = sys.maxsize if drafter.computes else PATIENCE
         self._unread: list[tuple[Int64Array, Int64Array, BoolArray]] = []  # columns of steps
@@ -98,16 +114,16 @@ class EagerDrafting:
 
     def draft(
         self, states: SlotStates, slots_S: Int64Array, tokens_S: Int64Array, counts_S: BoolArray
-    ) -> tuple[Int32Array, Int32Array]:
-        """Draft behind the tokens that count; returns how many there are, and what they are from,
-        on each slot's first row. Empty: it has not looked."""
+    ) -> Found:
+        """Draft behind the tokens that count; returns what there is on each slot's first row."""
         states.forget_drafts()
         self._unread.append((slots_S, tokens_S, counts_S))
         self._num_unused += 1
-        if self._num_unused > self._patience and not self._is_predicted:
-            every = LOOK_EVERY if self._num_unused <= 4 * PATIENCE else LATER_EVERY
-            if self._num_unused % every:
-                return NO_IDS, NO_IDS
+        num_unused = -(-self._num_unused // self._num_stages)
+        if num_unused > self._patience and not self._is_predicted:
+            every = LOOK_EVERY if num_unused <= 4 * PATIENCE else LATER_EVERY
+            if num_unused % every:
+                return NOT_LOOKED
         self._is_predicted = False
         slots = slots_S.tolist()
         num_found, found_by = [0] * len(slots), [0] * len(slots)
@@ -116,7 +132,10 @@ class EagerDrafting:
             if len(drafts) and (row := rows.get(slot)) is not None:
                 states.draft(slot, drafts)
                 num_found[row], found_by[row] = len(drafts), by
-        return int32_array(num_found), int32_array(found_by)
+        found = Found(int32_array(num_found), int32_array(found_by))
+        if self._num_stages == 1:
+            return found
+        return found._replace(drafts_SK=states.drafts_NK[slots_S, :-1].astype(np.int32))
 
     def _read(self) -> Iterator[tuple[int, tuple[Int32Array, int]]]:
         """Give the drafter what slots went on with since it had the last; yields its drafts.

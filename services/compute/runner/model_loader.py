@@ -132,8 +132,8 @@ class ModelLoader:
 
     @property
     def drafts(self) -> SpeculativeSettings | None:
-        """None for a stage, yet, and for a model that makes embeddings."""
-        if self.stages.count > 1 or self.pooling is not None:
+        """None for a model that makes embeddings."""
+        if self.pooling is not None:
             return None
         return read_speculative(self.settings.speculative_config)
 
@@ -305,7 +305,7 @@ class ModelLoader:
             overlaps=overlaps,
             pooling="" if self.pooling is None else self.pooling.kind,
             generates=generates,
-            max_drafts=self.max_drafts if generates else 0,
+            max_drafts=self.max_drafts if generates or not self.shard.is_last else 0,
             computes_drafts=self.drafter is not None or self.head is not None,
             num_stages=self.stages.count,
         )

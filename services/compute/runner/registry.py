@@ -145,11 +145,6 @@ def check_stages(settings: ComputeSettings) -> None:
         )
     if settings.record_dir:
         raise ConfigError("compute.record_dir: steps in stages are not recorded yet; leave it out.")
-    if settings.speculative_config not in NO_DRAFTER:
-        raise ConfigError(
-            "compute.pipeline_parallel_size: there are no drafts in stages yet; leave "
-            "compute.speculative_config out."
-        )
     if _takes_cuda(settings) and not settings.pipeline_stages:
         _check_devices("pipeline_parallel_size", settings.pipeline_parallel_size)
 
@@ -178,6 +173,11 @@ def check_drafter(settings: ComputeSettings) -> None:
         raise ConfigError(
             f"compute.speculative_config: {what} cannot draft for a model that several ranks "
             f"compute yet; leave compute.{_ranks_name(settings)} out, or take the method ngram."
+        )
+    if settings.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"compute.speculative_config: {what} cannot draft for a model in stages yet; leave "
+            "compute.pipeline_parallel_size out, or take the method ngram or suffix."
         )
 
 

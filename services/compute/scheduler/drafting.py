@@ -70,15 +70,20 @@ class Drafting:
         self._max_rows = spec.max_num_seqs  # of a step
         self._any_found = self._guesses_now = False
         self._forced: dict[int, ForcedTokens] = {}  # by slot
+        # Of several stages only the last one knows its guesses: plans say them to the others.
+        self._says_guesses = spec.num_stages > 1
+        self._said: dict[int, tuple[int, ...]] = {}  # guesses by slot
         self._drafter_N = np.zeros(spec.max_num_seqs, dtype=np.int32)  # of what a slot has
         self.counts = DraftCounts(spec.max_drafts)
 
     def begin(self, slots: tuple[SlotDelta, ...]) -> None:
         for delta in slots:
             self._policy.begin(delta.slot)
+            self._said.pop(delta.slot, None)
 
     def waited(self, seconds: float) -> None:
-        self._policy.waited(seconds)
+        if not self._says_guesses:  # what a step takes is its whole way through the stages
+            self._policy.waited(seconds)
 
     def foresee(self, forced: Iterable[ForcedTokens]) -> None:
         """Take tokens that must come, whatever is drawn before them."""
@@ -94,14 +99,15 @@ class Drafting:
             return NO_DRAFTS_CHOSEN
         # Whatever starts in this step has rows, too.
         room = self._max_rows - len(self._state.running) - self._state.num_waiting
-        if not self._forced:
-            return ChosenDrafts(self._guesses(decodes, room), NO_DRAFTS)
-        given = {}
-        for row, sequence in enumerate(decodes):
+        given: dict[int, tuple[int, ...]] = {}
+        for row, sequence in enumerate(decodes) if self._forced else ():
             if sequence.slot in self._forced and (tokens := self._given(sequence, room)):
                 given[row] = tokens
                 room -= len(tokens)
         num_drafts = self._guesses(decodes, room)
+        if self._says_guesses:
+            for row in np.flatnonzero(num_drafts).tolist():
+                given[row] = self._said[decodes[row].slot][: num_drafts[row]]
         if not given:
             return ChosenDrafts(num_drafts, NO_DRAFTS)
         if not len(num_drafts):
@@ -161,6 +167,21 @@ class Drafting:
                     drafters[place] = SUFFIX
             self._drafter_N[slots] = drafters
             self._policy.found(slots, result.num_found[samples])
+        if self._says_guesses:
+            self._hear(step, result)
+
+    def _hear(self, step: LaunchedStep, result: StepResult) -> None:
+        """Keep the guesses of a step's sequences for their next rows, in whichever step those are;
+        other sequences' stay."""
+        samples = [s for s, sequence in enumerate(step.samples) if sequence.slot >= 0]
+        slots = self._slots(step, samples)
+        counts = result.num_found[samples] if self._any_found else np.zeros_like(slots)
+        for sample, slot, count in zip(samples, slots.tolist(), counts.tolist(), strict=True):
+            self._said.pop(slot, None)
+            if count:
+                self._said[slot] = tuple(result.drafts[sample, :count].tolist())
+        self._policy.found(slots, counts)
+        self._any_found = bool(self._said)
 
     @staticmethod
     def _slots(step: LaunchedStep, samples: list[int]) -> Int32Array:

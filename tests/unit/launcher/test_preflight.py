@@ -297,7 +297,6 @@ def test_each_process_of_a_split_model_needs_a_gpu() -> None:
         ({}, "cuda", "-parallel-size 2 --computes 2: that takes 4 GPUs, and 3 can be used here"),
         ({"tensor_parallel_size": 2}, "cpu", "leave --tensor-parallel-size out"),
         ({"prefill_context_parallel_size": 2}, "cpu", "leave --pipeline-parallel-size out"),
-        ({"speculative_config": '{"method": "ngram"}'}, "cpu", "no drafts in stages yet"),
         ({"pipeline_stages": ["tcp://a:1", "tcp://b:1"]}, "cpu", "leave .* pipeline_stages out"),
     ],
 )

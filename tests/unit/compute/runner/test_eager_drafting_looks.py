@@ -31,7 +31,7 @@ class OneSlot:
     def draw(self, token: int) -> list[int] | None:
         """The drafts that are found behind it, or None where nobody looked."""
         drawn = np.array([token], dtype=np.int64)
-        num_found, _ = self.drafting.draft(self.states, ONE, drawn, COUNTS)
+        num_found = self.drafting.draft(self.states, ONE, drawn, COUNTS).num_S
         if not len(num_found):
             return None
         drafts: list[int] = self.states.drafts_NK[0, : num_found[0]].tolist()

@@ -9,8 +9,10 @@ import pytest
 
 from common.messages.sampling import GrammarSpec
 from services.compute.config import ComputeSettings
+from services.compute.runner.packing_runner import PackingRunner
 from tests.flow.structured_ring import EOS, VOCAB_SIZE, schema_grammar
 from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.distributed.stage_memory import StagesHere
 from tests.unit.compute.engine_histories import (
     PLAIN,
     Ask,
@@ -50,14 +52,21 @@ def structured_history(seed: int) -> list[Ask]:
     ]
 
 
-@pytest.mark.parametrize(("overlaps", "late"), [(True, 0.1), (False, 0.0)])
-def test_random_histories_say_the_same(overlaps: bool, late: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("overlaps", "late", "num_stages"), [(True, 0.1, 1), (False, 0.0, 1), (False, 0.1, 2)]
+)
+def test_random_histories_say_the_same(
+    overlaps: bool, late: float, num_stages: int, tmp_path: Path
+) -> None:
+    """In stages, too, where drafts are those of the last one, and plans give them to all."""
     folder = save_model(make_model("llama", vocab_size=VOCAB_SIZE), tmp_path)
     texts, logprobs, num_steps = [], [], []
     few = {"num_pages": 14, "num_host_pages": 20, "eos_token_ids": (EOS,), "overlaps": overlaps}
     for config in ("off", OFTEN):
         settings = SETTINGS.model_copy(update={"speculative_config": config})
         runner = load_on_cpu(folder, settings)
+        if num_stages > 1 and config == OFTEN:
+            runner = PackingRunner(StagesHere(folder, settings, num_stages).executor)
         servers = []
         for seed in range(2):
             masks = MasksHere(tmp_path, settings.max_num_seqs, late)
@@ -72,7 +81,7 @@ def test_random_histories_say_the_same(overlaps: bool, late: float, tmp_path: Pa
         assert sum(server.scheduler.stats().preemptions_total for server in servers)
     stats = [server.scheduler.stats() for server in servers]
     assert sum(each.accepted_drafts_total for each in stats) > 100
-    assert num_steps[1] < 0.9 * num_steps[0]
+    assert num_steps[1] < 0.9 * num_steps[0] or num_stages > 1
     for without, with_drafts in zip(*texts, strict=True):
         check_same(without, with_drafts)
     for before, after in zip(*logprobs, strict=True):
