@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from services.compute.kernels.draft_tokens import (
-    DRAFT_WORDS,
     DraftRule,
     SlotTexts,
     draft_tokens,
     remember_tokens,
+    said_drafts,
     unpack_drafts,
 )
 from services.compute.kernels.slot_entries import SlotEntry, pack_entries
@@ -87,7 +87,7 @@ class BothSides:
             num_speculative_tokens=NUM_DRAFTS, prompt_lookup_max=4, synthetic_acceptance_rate=rate
         )
         lookups = settings.prompt_lookup_min, settings.prompt_lookup_max
-        self.rule = DraftRule(NUM_DRAFTS, *lookups, rate)
+        self.rule = DraftRule(NUM_DRAFTS, *lookups, rate, says=True)
         self.drafting = EagerDrafting(settings, NgramDrafter(NUM_SLOTS, MAX_POSITIONS, settings))
         self.states = SlotStates(NUM_SLOTS, NUM_DRAFTS)
         self.resident = Resident.make(NUM_SLOTS, 40, NUM_WORDS, device, num_drafts=NUM_DRAFTS)
@@ -142,9 +142,10 @@ class BothSides:
         """Draw by chance and accept and draft on both sides; returns how many drafts were right."""
         count = len(rows.slot_S)
         drawn, inputs = self.rng.integers(1, 4, count), self.inputs
-        result = torch.zeros((MAX_ROWS, 2 + DRAFT_WORDS), dtype=torch.int32, device=self.device)
+        shape = MAX_ROWS, 2 + self.rule.result_words
+        result = torch.zeros(shape, dtype=torch.int32, device=self.device)
         result[:count, 0] = torch.from_numpy(drawn)
-        result[:count, 2] = torch.from_numpy(draws)
+        result[:count, -2] = torch.from_numpy(draws)
         words = inputs.counts, self.resident.slot_params
         samples = SampleRows(inputs.sample_slot_S, inputs.sample_index_S, *words)
         draft_tokens(samples, inputs, self.resident, self.texts, self.said_NV, self.rule, result)
@@ -156,8 +157,11 @@ class BothSides:
         found = self.drafting.draft(self.states, rows.slot_S, drawn, counts)
         expected = counts, rows.num_offered_S, found.num_S, found.by_S
         self.num_predicted += int(found.by_S.sum())
-        on_device = unpack_drafts(result[:count].cpu().numpy())
-        assert [column.tolist() for column in on_device] == [c.tolist() for c in expected]
+        on_host = result[:count].cpu().numpy()
+        assert [c.tolist() for c in unpack_drafts(on_host)] == [c.tolist() for c in expected]
+        firsts = rows.number_S == 0
+        said = self.states.drafts_NK[rows.slot_S[firsts], :-1]
+        assert said_drafts(on_host, NUM_DRAFTS)[firsts].tolist() == said.tolist()
         return int(counts[rows.number_S > 0].sum())
 
     def check_alike(self) -> None:

@@ -28,7 +28,8 @@ from services.compute.step import BoolArray, Int32Array
 NO_DRAFT = -1
 DRAFT_WORDS = 2
 """The last words of a result: whether its row counts; and how many drafts the slot has now, with
-what they are from (`speculative.settings.DRAFTERS`) above bit FOUND_BY_SHIFT."""
+what they are from (`speculative.settings.DRAFTERS`) above bit FOUND_BY_SHIFT. Before them
+are the drafts, where those are said to the host."""
 FOUND_BY_SHIFT = 8
 
 _NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
@@ -53,6 +54,11 @@ class DraftRule(NamedTuple):
     most_alike: int
     rate: float = -1.0  # of drafts that count as right though they are not; below 0: none do
     found_by: int = 0  # which of `speculative.settings.DRAFTERS` computes them, if one does
+    says: bool = False  # to the host, as the last of several stages
+
+    @property
+    def result_words(self) -> int:
+        return DRAFT_WORDS + self.says * self.num_drafts
 
 
 class SlotTexts(NamedTuple):
@@ -178,7 +184,7 @@ def _draft_tokens(
     rows, inputs, resident, ids_ptr, stands_ptr, read_ptr, said_ptr, result_ptr,
     V: tl.constexpr, L: tl.constexpr, W: tl.constexpr, K: tl.constexpr, LEAST: tl.constexpr,
     MOST: tl.constexpr, THRESHOLD: tl.constexpr, OPEN: tl.constexpr, COMPUTES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SAYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0)
     slot = slot_of(sample, rows).to(tl.int64)
@@ -238,6 +244,11 @@ def _draft_tokens(
             for draft in tl.static_range(K):
                 tl.store(drafts_ptr + draft, -1)
         tl.store(result_ptr + sample * W + W - 1, num_found)
+        if SAYS:
+            tl.debug_barrier()  # as above
+            for number in tl.static_range(K):
+                draft = tl.load(drafts_ptr + number)
+                tl.store(result_ptr + sample * W + W - 2 - K + number, draft)
 
 
 def draft_tokens(
@@ -255,7 +266,8 @@ def draft_tokens(
 
     Behind `sample_tokens`, which with drafts leaves the slots as they are and writes to the second
     last word whether a sample draws. There it is now whether the row counts, with 2 added where its
-    input was a draft; and in the last word of a slot's first row what drafts there are. With
+    input was a draft; and in the last word of a slot's first row what drafts there are, which lie
+    before both if the rule says them. With
     `read_N`, how much of each slot's text a drafter has read, all of them are still to be computed.
     """
     num_samples, width = result_SW.shape
@@ -278,6 +290,7 @@ def draft_tokens(
         THRESHOLD=threshold,
         OPEN=rule.num_drafts | rule.found_by << FOUND_BY_SHIFT,
         COMPUTES=read_N is not None,
+        SAYS=rule.says,
         BLOCK=_BLOCK,
         num_warps=4,
     )
@@ -339,3 +352,8 @@ def unpack_drafts(
     word_S, found_S = result_SW[:, -2], result_SW[:, -1]
     num_found_S, found_by_S = found_S & ((1 << FOUND_BY_SHIFT) - 1), found_S >> FOUND_BY_SHIFT
     return (word_S & 1) != 0, word_S >> 1, num_found_S, found_by_S
+
+
+def said_drafts(result_SW: Int32Array, num_drafts: int) -> Int32Array:
+    """The drafts of first rows' slots."""
+    return result_SW[:, -DRAFT_WORDS - num_drafts : -DRAFT_WORDS].copy()

@@ -69,7 +69,9 @@ class DeviceSampler:
         resident: Resident,
         inputs: StepInputs,
         drafts: DeviceDrafts | None = None,
+        draft_words: int = DRAFT_WORDS,
     ) -> None:
+        """`draft_words`: of a result, where there are drafts."""
         device = resident.last_token.device
         num_slots, max_samples = len(resident.last_token), len(inputs.sample_slot_S)
         self._vocab_size = vocab_size
@@ -85,7 +87,7 @@ class DeviceSampler:
         self.masks = MaskRows.make(max_samples, vocab_size, device)
         self._cuts = TopKTopPScratch.make(max_samples, vocab_size, device)
         self._scores = LogprobScratch.make(max_samples, vocab_size, device)
-        more = 0 if drafts is None else DRAFT_WORDS
+        more = 0 if drafts is None else draft_words
         results = [
             torch.zeros((max_samples, words + more), dtype=torch.int32, device=device)
             for words in (PLAIN_WORDS, RESULT_WORDS)

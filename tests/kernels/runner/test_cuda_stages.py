@@ -1,4 +1,4 @@
-"""Stages that run kernels say what one process says that runs them."""
+"""Stages that run kernels say, with drafts, what one process says that runs them, without."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 NAMES = FAMILIES if ON_GPU else ("gemma 2", "qwen3 moe")
 """Norms behind parts, tied heads and windows; experts that are not added up where a stage ends."""
 
+DRAFTING = SETTINGS.model_copy(
+    update={"speculative_config": '{"num_speculative_tokens": 3, "prompt_lookup_min": 1}'}
+)
+
 
 class InTurn:
     """An executor whose stream is the thread's while it is called."""
@@ -47,12 +51,13 @@ class InTurn:
         return call
 
 
-def said(runner: PackingRunner) -> Server:
-    """A greedy and a sampled text, and scores of one's prompt."""
-    server = Server(runner, SETTINGS)
+def said(runner: PackingRunner, settings: ComputeSettings) -> Server:
+    """A greedy text with scores of its prompt, and a sampled one of few words."""
+    server = Server(runner, settings)
     scored = replace(GREEDY, max_tokens=2, num_prompt_logprobs=1)
     server.ask(0, PROMPTS[0][:9], scored)
-    server.ask(1, PROMPTS[1][:6], replace(GREEDY, max_tokens=3, temperature=0.8))
+    few_words = replace(GREEDY, max_tokens=6, temperature=0.8, logit_bias=((5, 40.0), (9, 40.0)))
+    server.ask(1, [5, 5, 9, 5, 5], few_words)
     server.run()
     return server
 
@@ -69,11 +74,12 @@ def test_two_stages_say_what_one_process_says(
         executor = load_on(folder, settings, device, stream, stages=stages)
         return InTurn(executor, torch.cuda.current_stream()) if ON_GPU else executor
 
-    stages = StagesHere(tmp_path, SETTINGS, 2, load)
-    staged = said(PackingRunner(stages.executor))
+    stages = StagesHere(tmp_path, DRAFTING, 2, load)
+    staged = said(PackingRunner(stages.executor), DRAFTING)
     stages.executor.close()
-    one = said(load_runner(tmp_path, SETTINGS, device))
+    one = said(load_runner(tmp_path, SETTINGS, device), SETTINGS)
     assert staged.tokens == one.tokens
+    assert staged.scheduler.stats().accepted_drafts_total > 0
     for counter, rows in one.logprobs.items():
         found, expected = (
             np.array([row.top_logprobs for row in each])

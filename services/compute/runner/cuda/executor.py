@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from services.compute.expert_counters import ExpertCounters
-from services.compute.kernels.draft_tokens import unpack_drafts
+from services.compute.kernels.draft_tokens import said_drafts, unpack_drafts
 from services.compute.kernels.step_buffers import (
     HEADER_INTS,
     NUM_DECODE_ROWS,
@@ -39,7 +39,14 @@ from services.compute.runner.executor import UploadKind
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.uploads import NUM_POOLS, NUM_SCORES, VARIANT, StepUpload, step_id_of
 from services.compute.sampling.slots import Variant
-from services.compute.step import NO_IDS, Float32Array, Int32Array, RowScores, StepResult
+from services.compute.step import (
+    NO_DRAFTS,
+    NO_IDS,
+    Float32Array,
+    Int32Array,
+    RowScores,
+    StepResult,
+)
 
 NO_RESULT: Int32Array = np.zeros((0, 2), dtype=np.int32)
 
@@ -195,9 +202,11 @@ class CudaExecutor:
         start_s, end_s = self._clock.times_of(ticket.begin, ticket.end, time.monotonic(), waited)
         tokens, finite, logprobs = self._machine.sampler.unpack(ticket.result_SW)
         counts, num_offered = np.ones_like(finite), NO_IDS
-        num_found = found_by = NO_IDS
+        num_found, found_by, drafts = NO_IDS, NO_IDS, NO_DRAFTS
         if self._spec.max_drafts and len(tokens):
             counts, num_offered, num_found, found_by = unpack_drafts(ticket.result_SW)
+            if self._spec.num_stages > 1:
+                drafts = said_drafts(ticket.result_SW, self._spec.max_drafts)
         scores: dict[int, RowScores] = {}
         if ticket.scored is not None:
             scores = self._machine.scorer.take(ticket.scored)
@@ -217,6 +226,7 @@ class CudaExecutor:
             num_offered=num_offered,
             num_found=num_found,
             found_by=found_by,
+            drafts=drafts,
         )
 
     def ready(self, ticket: CudaTicket) -> bool:

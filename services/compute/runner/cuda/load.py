@@ -210,6 +210,7 @@ def _draft_rule(loader: ModelLoader) -> DraftRule | None:
         drafts.prompt_lookup_max,
         drafts.synthetic_acceptance_rate,
         DRAFTERS.index(drafts.method) if drafts.has_weights else NGRAM,
+        loader.stages.count > 1,
     )
 
 

@@ -103,11 +103,13 @@ class StepMachine:
         )
         self._decoder = self._model.decoder
         self.drafter: DeviceDrafter | None = None
-        if sizes.drafts is not None:
+        draft_words = 0
+        if sizes.drafts is not None and decoder.is_last:
+            draft_words = sizes.drafts.result_words
             about = self.packed, self.inputs, self.resident, sizes, sizes.drafts, self.choices
             self.drafter = uses.make_drafter(MachineParts(*about, stream, self._decoder))
         tables = self.resident, self.inputs
-        self.sampler = DeviceSampler(shape.vocab_size, *tables, self.drafter)
+        self.sampler = DeviceSampler(shape.vocab_size, *tables, self.drafter, draft_words)
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
         self.pooler: Pooler | None = None
         if uses.pooling is not None and decoder.is_last:
