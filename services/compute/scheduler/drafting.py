@@ -71,7 +71,9 @@ class Drafting:
         self._any_found = self._guesses_now = False
         self._forced: dict[int, ForcedTokens] = {}  # by slot
         # Of several stages only the last one knows its guesses: plans say them to the others.
-        self._says_guesses = spec.num_stages > 1
+        # All sequences have had their turn after as many plans.
+        self._says_guesses, self._num_turns = spec.num_stages > 1, spec.num_stages
+        self._turn, self._rests = 0, False
         self._said: dict[int, tuple[int, ...]] = {}  # guesses by slot
         self._drafter_N = np.zeros(spec.max_num_seqs, dtype=np.int32)  # of what a slot has
         self.counts = DraftCounts(spec.max_drafts)
@@ -94,7 +96,10 @@ class Drafting:
 
         Those that are forced go first: a row for each gives a token, as it would later.
         """
-        self._guesses_now = not self._policy.rests() and self._any_found
+        if self._turn == 0:
+            self._rests = self._policy.rests()
+        self._turn = (self._turn + 1) % self._num_turns
+        self._guesses_now = not self._rests and self._any_found
         if not (self._forced or self._guesses_now):
             return NO_DRAFTS_CHOSEN
         # Whatever starts in this step has rows, too.

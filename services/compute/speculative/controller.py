@@ -30,10 +30,9 @@ FORGETTING = 0.99
 """The same after a step in which the drafts that were there were not tried: so after a hundred or
 two they are."""
 
-RESTING = 16
+RESTING = 15
 """Steps after one in which no draft was worth it that are not asked whether one is: choosing takes
-0.1 to 0.2 ms, 5 % of a step of a small model on a CPU. Of stages every 17th is always another
-group's of sequences that take turns."""
+0.1 to 0.2 ms, 5 % of a step of a small model on a CPU."""
 
 NUM_WAITS = 31
 """Of the device for the host that are remembered. Where the host works while the device does they
