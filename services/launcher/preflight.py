@@ -153,17 +153,12 @@ def split_option(plan: Plan) -> str:
     """The option that splits a compute over processes."""
     if plan.num_copies > 1:
         return f"--prefill-context-parallel-size {plan.num_copies}"
-    if plan.num_stages > 1:
-        return f"--pipeline-parallel-size {plan.num_stages}"
-    return f"--tensor-parallel-size {plan.num_ranks}"
+    ranks, stages = plan.num_ranks, plan.num_stages
+    sizes = {"--tensor-parallel-size": ranks, "--pipeline-parallel-size": stages}
+    return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
 def _check_stages(plan: Plan, option: str) -> None:
-    if plan.num_ranks > 1:
-        raise ConfigError(
-            f"{option}: stages cannot be split over ranks as well yet; leave "
-            "--tensor-parallel-size out"
-        )
     if plan.value("compute", "pipeline_stages") not in ("", "()", "[]"):
         raise ConfigError(
             f"{option}: stages on other hosts meet a compute service that is started by itself, as "

@@ -37,8 +37,10 @@ def work(frames: Iterator[bytes], leader: FrameWriter) -> int:
     identity = log.Identity(start.process, start.telemetry)
     identity.take(stderr, rank=str(start.rank))
     try:
-        ranks = join(start.settings, start.rank, start.store)
-        executor = load_executor(start.folder, start.settings, ranks)
+        place, rank = start.place, start.rank
+        ranks = join(start.settings, rank, start.store, place)
+        stages = None if place is None else place.follower(rank)
+        executor = load_executor(start.folder, start.settings, ranks, stages)
         leader.write(pack_frame(["ready", limits_of(executor.spec())]))
         follow(executor, start)
         return 0  # without a word to the other ranks, which may be gone

@@ -26,6 +26,7 @@ from common.telemetry.line_writer import STDERR
 from common.telemetry.log import Identity
 from services.compute.config import ComputeSettings
 from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.stage_place import StagePlace
 from services.compute.runner.upload_ring import RingMemory, RingWriter
 from services.compute.step import Int32Array
 
@@ -49,6 +50,7 @@ class FollowerStart(BaseModel):
     ring_ints: int
     folder: Path
     settings: ComputeSettings
+    place: StagePlace | None  # of a stage's rank
     process: dict[str, str]  # that it logs as, with its rank
     telemetry: TelemetrySettings
 
@@ -118,9 +120,11 @@ class FollowerGroup:
         settings: ComputeSettings,
         end: Callable[[int], object] = os._exit,
         module: str = FOLLOWER,
+        place: StagePlace | None = None,
     ) -> None:
         self._end = end
         self._module = module
+        self._place = place
         self._log = structlog.get_logger()
         self._closing = False
         self._all_ready = threading.Event()
@@ -211,6 +215,7 @@ class FollowerGroup:
             ring_ints=len(self._memory.ints),
             folder=folder,
             settings=settings.model_copy(update=own),
+            place=self._place,
             process=identity.process,
             telemetry=identity.telemetry,
         )

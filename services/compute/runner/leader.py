@@ -61,7 +61,10 @@ class LeaderExecutor:
         return LeaderTicket(step_id, own)
 
     def go_on(self, ticket: LeaderTicket) -> bool:
-        return fatal_if_ranks_part(lambda: self._executor.go_on(ticket.own))
+        is_done = fatal_if_ranks_part(lambda: self._executor.go_on(ticket.own))
+        if is_done:
+            self._group.sent_is_done()
+        return is_done
 
     def sample(self, ticket: LeaderTicket, num_ints: int) -> LeaderTicket:
         ints = self.buffer(UploadKind.MASKS)[:num_ints]
@@ -99,7 +102,9 @@ class LeaderExecutor:
     def _all_ranks(self, kind: int, ints: Int32Array, call: Callable[[], T]) -> T:
         self._group.send(kind, ints)
         done = fatal_if_ranks_part(call)
-        self._group.sent_is_done()
+        # A step in stages is done when what another one makes of it has come.
+        if kind != UploadKind.STEP or self.spec().num_stages == 1:
+            self._group.sent_is_done()
         return done
 
 

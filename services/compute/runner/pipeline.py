@@ -112,8 +112,8 @@ class PipelineExecutor:
         return self._executor.expert_counters()
 
     def close(self) -> None:
+        self._others.close()  # first: their ranks are linked to this stage's
         self._executor.close()
-        self._others.close()
 
     def _upload(
         self, kind: UploadKind, num_ints: int, call: Callable[[int], Any], computes: bool

@@ -20,6 +20,7 @@ from services.compute.speculative.settings import NO_DRAFTER, read_speculative
 if TYPE_CHECKING:  # they need torch
     from services.compute.distributed.ranks import Ranks
     from services.compute.distributed.stages import Stages
+    from services.compute.runner.stage_place import StagePlace
 
 NO_LINKS = LinkSettings.model_validate({})
 
@@ -96,13 +97,19 @@ def set_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def _load_ranks(folder: Path, settings: ComputeSettings) -> Executor:
+def _load_ranks(
+    folder: Path,
+    settings: ComputeSettings,
+    stages: Stages | None = None,
+    place: StagePlace | None = None,
+) -> Executor:
     from services.compute.runner.group import FollowerGroup
     from services.compute.runner.leader import LeaderExecutor
 
-    group = FollowerGroup(folder, settings)  # first: all ranks load at the same time
+    group = FollowerGroup(folder, settings, place=place)  # first: all ranks load at the same time
     try:
-        executor = load_executor(folder, settings, join(settings, 0, group.store))
+        ranks = join(settings, 0, group.store, place)
+        executor = load_executor(folder, settings, ranks, stages)
         group.wait_until_ready(executor.spec())
     except BaseException as error:
         group.close_after(error)
@@ -119,7 +126,7 @@ def _load_stages(folder: Path, settings: ComputeSettings, links: LinkSettings) -
     settings = settings.model_copy(update={"device": device})
     group = StageGroup(folder, settings, links)  # first: all stages load at the same time
     try:
-        executor = load_stage(folder, settings, group.stages)
+        executor = load_stage(folder, settings, group.stages, group.place)
         group.wait_until_ready(executor.spec())
     except BaseException:
         group.close()
@@ -138,23 +145,27 @@ def check_ranks(settings: ComputeSettings) -> None:
 
 def check_stages(settings: ComputeSettings) -> None:
     """Raise ConfigError for what stages cannot be had together with."""
-    if settings.num_ranks > 1:
+    if settings.prefill_context_parallel_size > 1:
         raise ConfigError(
-            "compute.pipeline_parallel_size: stages cannot be split over ranks as well yet; leave "
-            f"compute.{_ranks_name(settings)} out."
+            f"compute.{CONTEXT}: ranks that share the tokens of prompts cannot have stages as well "
+            "yet; leave compute.pipeline_parallel_size out."
         )
     if settings.record_dir:
         raise ConfigError("compute.record_dir: steps in stages are not recorded yet; leave it out.")
     if _takes_cuda(settings) and not settings.pipeline_stages:
-        _check_devices("pipeline_parallel_size", settings.pipeline_parallel_size)
+        _check_devices(settings, settings.pipeline_parallel_size * settings.num_ranks)
 
 
-def _check_devices(name: str, size: int) -> None:
+def _check_devices(settings: ComputeSettings, num_here: int) -> None:
+    """Raise ConfigError where there is no device for each of so many processes."""
     import torch
 
-    if (num_devices := torch.cuda.device_count()) < size:
+    if (num_devices := torch.cuda.device_count()) < num_here:
+        names = (TENSOR, CONTEXT, "pipeline_parallel_size")
+        sizes = {name: getattr(settings, name) for name in names}
+        asked = " and ".join(f"compute.{name} {size}" for name, size in sizes.items() if size > 1)
         raise ConfigError(
-            f"compute.{name} is {size}, and torch finds {num_devices} CUDA devices; lower it."
+            f"{asked}: that takes {num_here} CUDA devices, and torch finds {num_devices}; lower it."
         )
 
 
@@ -181,30 +192,31 @@ def check_drafter(settings: ComputeSettings) -> None:
         )
 
 
-def load_stage(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:
-    """Load a stage's part of the model onto the device of the settings, which no stage chooses."""
-    if _takes_cuda(settings):
-        check_toolchain()
-        from services.compute.runner.cuda.load import load_cuda
-
-        return load_cuda(folder, settings, stages=stages)
-    from services.compute.runner.eager import load_eager
-
-    return load_eager(folder, settings, stages=stages)
+def load_stage(
+    folder: Path, settings: ComputeSettings, stages: Stages, place: StagePlace | None = None
+) -> Executor:
+    """Load a stage's part of the model onto the device of the settings, which no stage chooses; or
+    a part of that here, and the others in processes that find theirs by the stage's place."""
+    if settings.num_ranks > 1:
+        return _load_ranks(folder, settings, stages, place)
+    return load_executor(folder, settings, stages=stages)
 
 
-def join(settings: ComputeSettings, rank: int, store: str) -> Ranks:
-    """Meet the other ranks through a file that all of them can open."""
+def join(
+    settings: ComputeSettings, rank: int, store: str, place: StagePlace | None = None
+) -> Ranks:
+    """Meet the other ranks, of the same stage, through a file that all of them can open."""
     from services.compute.distributed.gloo import GlooRanks
 
     size, name = settings.num_ranks, _ranks_name(settings)
     if _takes_cuda(settings):
         import torch
 
-        _check_devices(name, size)
+        first = 0 if place is None else place.number_here * size
+        _check_devices(settings, first + size)
         if size & (size - 1):  # ranks that meet are a block of a kernel
             raise ConfigError(f"compute.{name} is {size}; on GPUs it has to be a power of two.")
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(first + rank)
     return GlooRanks(rank, size, store)
 
 
@@ -213,11 +225,17 @@ def _ranks_name(settings: ComputeSettings) -> str:
     return TENSOR if settings.tensor_parallel_size > 1 else CONTEXT
 
 
-def load_executor(folder: Path, settings: ComputeSettings, ranks: Ranks | None = None) -> Executor:
-    """Load the model, or a rank's part of it, onto the CPU or a GPU."""
+def load_executor(
+    folder: Path,
+    settings: ComputeSettings,
+    ranks: Ranks | None = None,
+    stages: Stages | None = None,
+) -> Executor:
+    """Load the model, or a rank's or a stage's part of it, onto the CPU or a GPU."""
     from services.compute.distributed.ranks import ALONE
+    from services.compute.distributed.stages import ONE_STAGE
 
-    executor = _load_onto_device(folder, settings, ranks or ALONE)
+    executor = _load_onto_device(folder, settings, ranks or ALONE, stages or ONE_STAGE)
     if ranks is None or settings.prefill_context_parallel_size == 1:
         return executor
     from services.compute.runner.context_executor import ContextExecutor
@@ -225,15 +243,17 @@ def load_executor(folder: Path, settings: ComputeSettings, ranks: Ranks | None =
     return ContextExecutor(executor, ranks.rank, ranks.size)
 
 
-def _load_onto_device(folder: Path, settings: ComputeSettings, ranks: Ranks) -> Executor:
+def _load_onto_device(
+    folder: Path, settings: ComputeSettings, ranks: Ranks, stages: Stages
+) -> Executor:
     if _takes_cuda(settings):
         check_toolchain()  # before minutes go into loading
         from services.compute.runner.cuda.load import load_cuda
 
-        return load_cuda(folder, settings, ranks)
+        return load_cuda(folder, settings, ranks, stages)
     from services.compute.runner.eager import load_eager
 
-    return load_eager(folder, settings, ranks)
+    return load_eager(folder, settings, ranks, stages)
 
 
 def _takes_cuda(settings: ComputeSettings) -> bool:

@@ -21,15 +21,14 @@ from pydantic import BaseModel, ConfigDict
 
 from common.child_process import start_child
 from common.config import LinkSettings, TelemetrySettings
-from common.errors import EXIT_FATAL, ConfigError, FatalError
-from common.link.curve import Keys, load_keys
-from common.link.inbox import require_keys
-from common.link.resolve import literal_now, tcp_place
+from common.errors import EXIT_CONFIG, EXIT_FATAL, ConfigError, FatalError
+from common.link.resolve import tcp_place
 from common.telemetry.log import Identity
 from services.compute.config import ComputeSettings
-from services.compute.distributed.stage_link import END, Kind, LinkedStages, StageLink, send
+from services.compute.distributed.stage_link import END, Kind, StageLink, send
 from services.compute.runner.group import limits_of
 from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.stage_place import StagePlace, keys_for, literal
 from services.compute.step import Int32Array
 
 LOOK_S = 0.25  # between two looks at whether children live
@@ -50,28 +49,9 @@ class StageStart(BaseModel):
     process: dict[str, str]  # that it logs as, with its number
     telemetry: TelemetrySettings
 
-    def stages(self, link: StageLink) -> LinkedStages:
-        count = len(self.inboxes)
-        following = literal(self.inboxes[(self.number + 1) % count])
-        stages = LinkedStages(self.number, count, link, link.connect(following))
-        stages.num_here = 1 if self.settings.pipeline_stages else count
-        return stages
-
-
-def keys_for(inbox: str, links: LinkSettings) -> Keys | None:
-    """The keys that processes at this inbox need; ConfigError where they are missing."""
-    place = tcp_place(inbox)
-    if place is None:
-        return None
-    keys = load_keys(links.curve_dir, "compute") if links.curve_dir else None
-    require_keys(place, keys, links.insecure)
-    return keys
-
-
-def literal(inbox: str) -> str:
-    """The same with an address in place of a name, as libzmq wants it."""
-    place = tcp_place(inbox)
-    return inbox if place is None else str(literal_now(place))
+    def place(self, links: LinkSettings) -> StagePlace:
+        are_here = not self.settings.pipeline_stages
+        return StagePlace(number=self.number, inboxes=self.inboxes, are_here=are_here, links=links)
 
 
 class StageGroup:
@@ -105,7 +85,8 @@ class StageGroup:
                 start = self._start(number, inboxes, folder, settings)
                 send(outbox, Kind.START, start.model_dump_json().encode())
                 self._outboxes.append(outbox)
-            self.stages = self._start(len(others), inboxes, folder, settings).stages(self._link)
+            self.place = self._start(len(others), inboxes, folder, settings).place(links)
+            self.stages = self.place.linked(self._link)
         except BaseException:
             self.close()
             raise
@@ -172,11 +153,12 @@ class StageGroup:
         number: int, inboxes: tuple[str, ...], folder: Path, settings: ComputeSettings
     ) -> StageStart:
         identity = Identity.of_this_process()
+        cores = {"core": -1, "follower_cores": ()}  # those of the settings are for this stage
         return StageStart(
             number=number,
             inboxes=inboxes,
             folder=folder,
-            settings=settings,
+            settings=settings.model_copy(update=cores),
             process=dict(identity.process),
             telemetry=identity.telemetry,
         )
@@ -196,4 +178,5 @@ class StageGroup:
             return
         self._log.critical("a stage is lost, and all end")
         time.sleep(LAST_LINE_S)
-        self._end(EXIT_FATAL)
+        cannot_load = any(child.poll() == EXIT_CONFIG for child in self._children)
+        self._end(EXIT_CONFIG if cannot_load else EXIT_FATAL)

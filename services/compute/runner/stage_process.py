@@ -20,7 +20,8 @@ from services.compute.runner.executor import Executor
 from services.compute.runner.frames import Frame, RepeatedCalls
 from services.compute.runner.group import limits_of
 from services.compute.runner.registry import load_stage
-from services.compute.runner.stage_group import StageStart, keys_for, literal
+from services.compute.runner.stage_group import StageStart
+from services.compute.runner.stage_place import keys_for, literal
 
 LAST_LINES_S = 1.0
 LAST_CALL_S = 0.1
@@ -35,10 +36,10 @@ def wait_at(inbox: str, folder: str, links: LinkSettings) -> int:
     except ConfigError as error:
         sys.stderr.write(f"slipstream stage: {error}\n")
         return EXIT_CONFIG
-    return run(link, folder)
+    return run(link, folder, links)
 
 
-def run(link: StageLink, folder: str) -> int:
+def run(link: StageLink, folder: str, links: LinkSettings) -> int:
     """Load a part of the model, and make the calls of who leads until that ends."""
     start = StageStart.model_validate_json(bytes(link.take(Kind.START).payload))
     stderr = LineWriter(STDERR, log.warn_of_dropped)
@@ -46,8 +47,9 @@ def run(link: StageLink, folder: str) -> int:
     identity.take(stderr, stage=str(start.number))
     leader = link.connect(literal(start.inboxes[-1]))
     try:
-        stages = start.stages(link)
-        executor = load_stage(Path(folder) if folder else start.folder, start.settings, stages)
+        place = start.place(links)
+        about = start.settings, place.linked(link), place
+        executor = load_stage(Path(folder) if folder else start.folder, *about)
         limits = np.array(limits_of(executor.spec()), dtype=np.int64)
         send(leader, Kind.READY, limits, start.number)
         follow(executor, link)

@@ -295,7 +295,7 @@ def test_each_process_of_a_split_model_needs_a_gpu() -> None:
     [
         ({}, "sim", "the device sim has no model to split"),
         ({}, "cuda", "-parallel-size 2 --computes 2: that takes 4 GPUs, and 3 can be used here"),
-        ({"tensor_parallel_size": 2}, "cpu", "leave --tensor-parallel-size out"),
+        ({"tensor_parallel_size": 3}, "cuda", "size 3 --pipeline.* 2 .* that takes 12 GPUs, and 3"),
         ({"prefill_context_parallel_size": 2}, "cpu", "leave --pipeline-parallel-size out"),
         ({"pipeline_stages": ["tcp://a:1", "tcp://b:1"]}, "cpu", "leave .* pipeline_stages out"),
     ],

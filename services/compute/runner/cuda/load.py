@@ -95,8 +95,9 @@ class StartLog:
 def load_cuda(
     path: Path, settings: ComputeSettings, ranks: Ranks = ALONE, stages: Stages = ONE_STAGE
 ) -> CudaExecutor:
-    """Load a model onto a GPU: that of its rank, or of its stage among those of this host."""
-    device = torch.device("cuda", ranks.rank + stages.number % stages.num_here)
+    """Load a model onto a GPU: that of its rank, among those of its stage on this host."""
+    stage_here = stages.number % stages.num_here
+    device = torch.device("cuda", stage_here * ranks.size + ranks.rank)
     torch.cuda.set_device(device)
     return load_on(path, settings, device, GraphStream(device), ranks, stages)
 

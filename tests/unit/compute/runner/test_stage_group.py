@@ -16,6 +16,7 @@ import pytest
 from benchmarks.stack import is_running
 from common.config import LinkSettings
 from common.errors import EXIT_FATAL, ConfigError, FatalError
+from common.host import children_of
 from services.compute.config import ComputeSettings
 from services.compute.distributed.stage_link import END, Kind, StageLink, send
 from services.compute.runner.group import limits_of
@@ -23,7 +24,8 @@ from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.pipeline import PipelineExecutor
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.registry import load_runner, load_stage
-from services.compute.runner.stage_group import StageGroup, StageStart, keys_for
+from services.compute.runner.stage_group import StageGroup, StageStart
+from services.compute.runner.stage_place import inbox_of, keys_for
 from tests.patience import PATIENCE_S
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.served import SETTINGS, tokens_of
@@ -41,22 +43,35 @@ def two_stages(**more: object) -> ComputeSettings:
     return SETTINGS.model_copy(update={"pipeline_parallel_size": 2, **more})
 
 
-def test_stages_in_processes_are_one_model_until_one_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_stages_in_processes_are_one_model_until_one_dies(num_ranks: int, tmp_path: Path) -> None:
+    """Or one of the ranks of a stage."""
     folder = save_model(make_model("qwen3"), tmp_path)
+    settings = two_stages(tensor_parallel_size=num_ranks)
     ends: queue.Queue[int] = queue.Queue()
-    group = StageGroup(folder, two_stages(), LOOPBACK, ends.put)
-    executor = load_stage(folder, two_stages(), group.stages)
+    group = StageGroup(folder, settings, LOOPBACK, ends.put)
+    executor = load_stage(folder, settings, group.stages, group.place)
     group.wait_until_ready(executor.spec())
     runner = PackingRunner(PipelineExecutor(executor, group))
     assert tokens_of(runner, SETTINGS) == tokens_of(load_on_cpu(folder, SETTINGS), SETTINGS)
     assert ends.empty()
     (child,) = group._children
+    processes = [child.pid, *children_of(child.pid)]
+    assert len(processes) == num_ranks
     began_s = time.monotonic()
-    os.kill(child.pid, signal.SIGKILL)
+    os.kill(processes[-1], signal.SIGKILL)
     assert ends.get(timeout=PATIENCE_S) == EXIT_FATAL
     assert time.monotonic() - began_s < ENDS_WITHIN_S
     runner.close()
-    assert not is_running(child.pid)
+    assert not any(map(is_running, processes))
+
+
+def test_ranks_of_a_stage_wait_beside_its_first_one() -> None:
+    assert [inbox_of("ipc:///tmp/x/0", rank) for rank in range(2)] == [
+        "ipc:///tmp/x/0",
+        "ipc:///tmp/x/0-1",
+    ]
+    assert inbox_of("tcp://[::1]:7100", 3) == "tcp://[::1]:7103"
 
 
 class Elsewhere:
@@ -126,8 +141,7 @@ def test_children_meet_where_nobody_else_can_enter() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tensor_parallel_size": 2}, "leave compute.tensor_parallel_size out"),
-        ({"prefill_context_parallel_size": 2}, "leave .*context_parallel_size out"),
+        ({"prefill_context_parallel_size": 2}, "leave compute.pipeline_parallel_size out"),
         ({"speculative_config": '{"model": "m"}'}, "a draft model cannot draft .* in stages yet"),
         ({"record_dir": "/tmp"}, "not recorded yet"),
     ],
