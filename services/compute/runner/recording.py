@@ -168,6 +168,7 @@ def how_to_repeat(spec: RunnerSpec, model: Path, settings: ComputeSettings) -> d
         "device": "cuda" if spec.overlaps else "cpu",
         "num_threads": torch.get_num_threads(),
         "record_dir": "",
+        "pipeline_stages": (),  # all of them where it is replayed
         "max_batched_token_mem": -(-spec.num_pages // groups) * page_tokens,
     }
     return {"model": str(model.resolve()), "settings": {**settings.model_dump(), **sizes}}

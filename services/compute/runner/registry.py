@@ -71,24 +71,29 @@ def load_runner(folder: Path, settings: ComputeSettings, links: LinkSettings = N
         return sim.load(folder, settings)
     executor = load_whole(folder, settings, links)
     from services.compute.runner.packing_runner import PackingRunner
-    from services.compute.runner.recording import RecordingExecutor
 
-    if settings.record_dir:
-        executor = RecordingExecutor.begin(executor, folder, settings)
     return PackingRunner(executor)
 
 
 def load_whole(folder: Path, settings: ComputeSettings, links: LinkSettings = NO_LINKS) -> Executor:
-    """Load a model as what executes uploads: here, or here and in a process for each other rank or
-    stage."""
+    """Load a model as what executes uploads, and records them if the settings say so: here, or here
+    and in a process for each other rank or stage."""
     set_environment()
     check_drafter(settings)
     if settings.pipeline_parallel_size > 1:
         return _load_stages(folder, settings, links)
     if settings.num_ranks > 1:
         check_ranks(settings)
-        return _load_ranks(folder, settings)
-    return load_executor(folder, settings)
+        return _recorded(_load_ranks(folder, settings), folder, settings)
+    return _recorded(load_executor(folder, settings), folder, settings)
+
+
+def _recorded(executor: Executor, folder: Path, settings: ComputeSettings) -> Executor:
+    from services.compute.runner.recording import RecordingExecutor
+
+    if not settings.record_dir:
+        return executor
+    return RecordingExecutor.begin(executor, folder, settings)
 
 
 def set_environment() -> None:
@@ -128,6 +133,8 @@ def _load_stages(folder: Path, settings: ComputeSettings, links: LinkSettings) -
     try:
         executor = load_stage(folder, settings, group.stages, group.place)
         group.wait_until_ready(executor.spec())
+        # a step at a time, and not as steps are planned: so it can be replayed
+        executor = _recorded(executor, folder, settings)
     except BaseException:
         group.close()
         raise
@@ -150,8 +157,6 @@ def check_stages(settings: ComputeSettings) -> None:
             f"compute.{CONTEXT}: ranks that share the tokens of prompts cannot have stages as well "
             "yet; leave compute.pipeline_parallel_size out."
         )
-    if settings.record_dir:
-        raise ConfigError("compute.record_dir: steps in stages are not recorded yet; leave it out.")
     if _takes_cuda(settings) and not settings.pipeline_stages:
         _check_devices(settings, settings.pipeline_parallel_size * settings.num_ranks)
 

@@ -16,12 +16,15 @@ import tests.cases  # noqa: F401
 from common.errors import ConfigError
 from common.messages.sampling import GrammarSpec
 from services.compute.config import ComputeSettings
+from services.compute.distributed.stages import Stages
 from services.compute.grammar.protocol import MaskStatus
 from services.compute.models import weights
 from services.compute.runner.eager import load_eager
 from services.compute.runner.executor import Executor
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.packing_runner import PackingRunner
+from services.compute.runner.recording import Recording, RecordingExecutor
+from services.compute.runner.replay import Replay
 from services.compute.scheduler.outputs import Output
 from services.compute.step import (
     BoolArray,
@@ -190,6 +193,24 @@ def test_any_history_says_what_it_says_in_one_process(tmp_path: Path) -> None:
     for ask in history:
         for counter in ask.counters if ask.leaves_at is None else ():
             assert staged.tokens[counter] == one.tokens[counter]
+
+
+def test_what_the_last_stage_records_is_replayed_by_all(tmp_path: Path) -> None:
+    folder = save_config("llama", tmp_path)
+    recorded = DUMMY.model_copy(update={"record_dir": str(tmp_path / "recordings")})
+
+    def load(folder: Path, settings: ComputeSettings, stages: Stages) -> Executor:
+        executor = load_eager(folder, settings, stages=stages)
+        is_last = stages.number == stages.count - 1
+        return RecordingExecutor.begin(executor, folder, settings) if is_last else executor
+
+    stages = StagesHere(folder, recorded, 2, load)
+    answers(PackingRunner(stages.executor), recorded)
+    assert stages.most_ahead == 2
+    (file,) = (tmp_path / "recordings").iterdir()
+    again = StagesHere(folder, DUMMY, 2)
+    found = Replay().run(again.executor, Recording(file).frames())
+    assert found.num_results > 4 and not found.error and not found.difference
 
 
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
