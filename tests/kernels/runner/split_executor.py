@@ -5,7 +5,7 @@ What goes from rank to rank by memory here is a launch's work on a GPU (test_ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import BrokenBarrierError, Lock
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from services.compute.config import ComputeSettings
+from services.compute.distributed.stages import ONE_STAGE, Stages
 from services.compute.expert_counters import ExpertCounters
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.sample import SampleScratch, VocabularyPart
@@ -145,14 +146,21 @@ class SplitExecutor:
     """Ranks that make each call, one in each of as many threads."""
 
     def __init__(
-        self, folder: Path, settings: ComputeSettings, device: torch.device, size: int = 2
+        self,
+        folder: Path,
+        settings: ComputeSettings,
+        device: torch.device,
+        size: int = 2,
+        stages: Sequence[Stages] = (),
     ) -> None:
+        """`stages`: as each of the ranks sees them."""
         self._turns = turns = Turns(size)
         self._pool = ThreadPoolExecutor(turns.size)
 
         def load(rank: int) -> CudaExecutor:
             ranks = ThreadRanks(rank, turns)
-            return load_on(folder, settings, device, HostStream(), ranks)
+            own = stages[rank] if stages else ONE_STAGE
+            return load_on(folder, settings, device, HostStream(), ranks, own)
 
         executors: list[CudaExecutor] = self._all(load)
         self._machines = [each._machine for each in executors]
@@ -193,7 +201,17 @@ class SplitExecutor:
 
     def forward(self, num_ints: int) -> list[Any]:
         self._send(UploadKind.STEP, num_ints)
-        return self._all(lambda rank: self._ranks[rank].forward(num_ints))
+        return self._all(lambda rank: self._forward(self._ranks[rank], num_ints))
+
+    @staticmethod
+    def _forward(executor: Executor, num_ints: int) -> Any:
+        ticket = executor.forward(num_ints)
+        while not executor.go_on(ticket):  # until its stage has what the one before has made
+            pass
+        return ticket
+
+    def go_on(self, tickets: list[Any]) -> bool:
+        return True
 
     def sample(self, tickets: list[Any], num_ints: int) -> list[Any]:
         """Tokens are drawn from parts; logits are made once more, as a whole, to be looked at."""
@@ -210,5 +228,11 @@ class SplitExecutor:
             assert torch.equal(logits_SV, self._machine._decoder.logits_SV)
         return results[0]
 
+    def ready(self, tickets: list[Any]) -> bool:
+        return True
+
     def expert_counters(self) -> ExpertCounters | None:
         return self._ranks[0].expert_counters()
+
+    def close(self) -> None:
+        self._all(lambda rank: self._ranks[rank].close())
