@@ -1,9 +1,9 @@
 """What drafts cost and give on a CPU by default, by streams: where the text has nothing to look up,
 and where it has.
 
-    python -m benchmarks.drafts_found [--rounds 15]
+    python -m benchmarks.drafts_found [--rounds 15] [--stages 2]
 
-Two servers of the demo model in turn, with `auto` and with `off`. Other programs may run, too: so
+Two servers of the demo model in turn, with `auto` and with `off`; or each as so many stages. Other programs may run, too: so
 beside tokens a second there are processor seconds of compute for a token.
 """
 
@@ -99,8 +99,12 @@ def main() -> None:
     """Read the command line, measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    options = "--device", "cpu", "--served-model-name", "demo", "--speculative-config"
+    parser.add_argument("--stages", type=int, default=1)
+    arguments = parser.parse_args()
+    rounds, stages = arguments.rounds, arguments.stages
+    options = ["--device", "cpu", "--served-model-name", "demo", "--speculative-config"]
+    if stages > 1:
+        options = ["-pp", str(stages), *options]
     with Stack(DEMO, *options, "auto") as auto, Stack(DEMO, *options, "off") as off:
         rows = []
         for task in TASKS:
@@ -108,15 +112,16 @@ def main() -> None:
                 rows.append(measure(auto, off, task, streams, rounds))
                 print(rows[-1], flush=True)
     report = Report(
-        "drafts_found",
-        "Drafts by default on a CPU",
+        "drafts_found" if stages == 1 else "stage_drafts",
+        "Drafts by default on a CPU" if stages == 1 else f"Drafts in {stages} stages on a CPU",
         "Target: at most 3 % lost where nothing is found, then 1 %.",
     )
     report.text(
         f"The demo model over HTTP, {MAX_TOKENS} tokens at most, {rounds} rounds, servers with "
         "`--speculative-config auto` and `off` in turn, the same requests at the same time on one "
         "and then on the other. Medians and quartiles of pairs. "
-        "All texts of one stream were equal."
+        "All texts of one stream were equal. Processor time is that of the process with the "
+        "scheduler."
     )
     columns = ["text", "streams", "tokens/s without", "with drafts, times"]
     report.table([*columns, "processor time a token, times"], rows)

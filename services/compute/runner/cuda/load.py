@@ -175,7 +175,7 @@ def expert_moves(
 ) -> ExpertMoves | None:
     """What exchanges experts while the model serves, where it is to."""
     placement, ranks, mixtures = loader.placement, loader.ranks, decoder.mixtures
-    if placement is None or not placement.moves:
+    if placement is None or not placement.moves or not mixtures:  # as a dense stage
         return None
     layouts = {
         layer: layout_of(placement.holders(layer, experts.routing.num_experts), ranks.size)
