@@ -3,8 +3,9 @@ and where it has.
 
     python -m benchmarks.drafts_found [--rounds 15] [--stages 2]
 
-Two servers of the demo model in turn, with `auto` and with `off`; or each as so many stages. Other programs may run, too: so
-beside tokens a second there are processor seconds of compute for a token.
+Two servers of the demo model in turn, with `auto` and with `off`; or each as so many stages, whose
+page is printed. Other programs may run, too: so beside tokens a second there are processor seconds
+of compute for a token.
 """
 
 from __future__ import annotations

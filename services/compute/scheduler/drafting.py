@@ -139,6 +139,9 @@ class Drafting:
             return NO_IDS
         slots_Q = int32_array([sequence.slot for sequence in decodes])
         limits_Q = int32_array([s.num_draftable if s.params.guesses else 0 for s in decodes])
+        if self._says_guesses:
+            said_Q = int32_array([len(self._said.get(s.slot, ())) for s in decodes])
+            limits_Q = np.minimum(limits_Q, said_Q)
         positions_Q = int32_array([sequence.num_scheduled_tokens for sequence in decodes])
         return self._policy.choose(slots_Q, limits_Q, positions_Q, room)
 

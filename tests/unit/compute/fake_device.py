@@ -198,8 +198,11 @@ class FakeDevice:
             is_forced = delta.sampling.grammar_spec is not None
             assert not (delta.drafts and is_forced)
             if num_drafts:
-                assert plan.tokens[row] == DEVICE_TOKEN and (delta.drafts or is_forced)
-                assert not is_forced or (plan.given_drafts[row, :num_drafts] >= 0).all()
+                in_stages = self.spec.num_stages > 1
+                assert delta.drafts or is_forced
+                assert (plan.tokens[row] == DEVICE_TOKEN) != in_stages
+                are_given = is_forced or in_stages
+                assert not are_given or (plan.given_drafts[row, :num_drafts] >= 0).all()
 
     def _positions(self, plan: StepPlan, row: int) -> tuple[int, int]:
         """The first position of a row, and the one behind the last that it may have."""
@@ -253,7 +256,8 @@ class FakeDevice:
                     assert slot.length == position, "the host is wrong about a slot's length"
                     token = slot.last
                 elif position < start + length:
-                    slot.last, slot.length, slot.index = token, position, -1
+                    index = int(plan.sample_index[row]) if row < plan.num_decode_rows else -1
+                    slot.last, slot.length, slot.index = token, position, index
                 prefix = extend(prefix, token)
                 prefixes[row].append(prefix)
                 for group in range(len(self.spans)):
@@ -358,6 +362,7 @@ class FakeDevice:
         valid = np.ones(count, dtype=np.int32)
         nonfinite = np.zeros(count, dtype=np.bool_)
         offered, found = np.zeros((2, count), dtype=np.int32)
+        drafts = np.full((count, self.spec.max_drafts), -1, dtype=np.int32)
         logprobs = {}
         for sample, (row, index) in enumerate(zip(plan.sample_row, plan.sample_index, strict=True)):
             slot = self.slots[int(plan.row_slot[row])]
@@ -377,12 +382,17 @@ class FakeDevice:
             tokens[sample, : len(drawn)] = drawn
             valid[sample], offered[sample] = len(drawn), slot.num_offered
             found[sample] = self.spec.max_drafts * slot.delta.drafts
+            if self.spec.num_stages > 1:
+                said = slot.guesses(extend(prefix, drawn[-1]), int(found[sample]))
+                found[sample], drafts[sample, : len(said)] = len(said), said
             if sampling.seed in self.nonfinite_seeds:
                 nonfinite[sample], valid[sample] = True, 0
             if sampling.num_logprobs >= 0:
                 logprobs[sample] = tuple(TokenLogprobs(-float(token)) for token in drawn)
         result = StepResult(plan.step_id, tokens, valid, nonfinite, logprobs)
-        return replace(result, num_offered=offered, num_found=found, found_by=0 * found)
+        return replace(
+            result, num_offered=offered, num_found=found, found_by=0 * found, drafts=drafts
+        )
 
 
 def _given(plan: StepPlan, row: int, number: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.compute.step import DEVICE_TOKEN, SlotDelta
-from tests.unit.compute.fake_texts import draft_after, next_token
+from tests.unit.compute.fake_texts import draft_after, extend, next_token
 
 
 @dataclass
@@ -24,21 +24,36 @@ class Slot:
 
     def draft(self, prefix: int, given: int) -> int | None:
         """The next draft behind a prefix, if none is given; while drafts are right, the token there
-        is valid. One that is given is."""
+        is valid. One that is given to a sequence without guesses is."""
         number, delta = self.num_offered, self.delta
         outputs = [*self.outputs, *self.valid]
         token = next_token(prefix, self.index + number, delta.sampling, delta, outputs)
-        if given != DEVICE_TOKEN:
-            assert given == token or prefix < 0, "a forced token is another one"
-            draft: int | None = given
-            token = given
-        else:
+        draft: int | None
+        if given == DEVICE_TOKEN:
             draft = draft_after(prefix, token, number)
+        else:
+            draft = given
+            if not delta.drafts:
+                assert given == token or prefix < 0, "a forced token is another one"
+                token = given
         if draft is not None:
             if draft == token and len(self.valid) == number:
                 self.valid.append(token)
             self.num_offered += 1
         return draft
+
+    def guesses(self, prefix: int, most: int) -> list[int]:
+        """What it would draft behind a prefix."""
+        said: list[int] = []
+        while len(said) < most:
+            index, outputs = self.index + len(said), [*self.outputs, *said]
+            token = next_token(prefix, index, self.delta.sampling, self.delta, outputs)
+            draft = draft_after(prefix, token, len(said))
+            if draft is None:
+                break
+            said.append(draft)
+            prefix = extend(prefix, draft)
+        return said
 
     def take_index(self, index: int) -> None:
         """The plan's output index is the slot's, or above it where drafts may have been wrong."""

@@ -78,7 +78,8 @@ class SchedulerHistory(RuleBasedStateMachine):
                 **spec,
                 max_num_seqs=shape["max_num_seqs"],
                 max_step_tokens=shape["max_step_tokens"],
-                max_drafts=shape["max_drafts"] if self.num_groups == 1 else 0,
+                max_drafts=shape["max_drafts"],
+                num_stages=self.num_groups,
             ),
             SchedulerSettings(
                 max_num_seqs=8,
@@ -397,3 +398,4 @@ def test_any_history_of_a_pipeline_does_with_groups_that_take_turns() -> None:
     max_examples = num_cases(12, exploring=400)
     run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max_examples))
     assert machine.seen["steps in flight", 3] > 100 and machine.seen["loading"]
+    assert machine.seen["right"] and machine.seen["wrong"]
