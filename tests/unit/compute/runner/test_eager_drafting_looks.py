@@ -19,8 +19,8 @@ COUNTS = np.ones(1, dtype=np.bool_)
 class OneSlot:
     """A slot whose sequence goes on by a token a step."""
 
-    def __init__(self) -> None:
-        self.drafting = EagerDrafting(SETTINGS, NgramDrafter(1, 200, SETTINGS))
+    def __init__(self, num_stages: int = 1) -> None:
+        self.drafting = EagerDrafting(SETTINGS, NgramDrafter(1, 200, SETTINGS), num_stages)
         self.states = SlotStates(1, 3)
 
     def enter(self, prompt: list[int]) -> None:
@@ -61,6 +61,14 @@ def test_after_a_step_with_drafts_each_step_looks_again() -> None:
     slot = idle_slot()
     slot.see_drafts()
     assert [slot.draw(token) for token in (1, 2, 3)] == [[], [3, 4, 100], [4, 100, 101]]
+
+
+def test_in_stages_as_many_steps_in_a_row_look_as_sequences_take_turns() -> None:
+    slot = OneSlot(num_stages=2)
+    slot.enter([1, 2, 3, 4])
+    looks = [slot.draw(token) for token in range(100, 100 + 2 * PATIENCE + 4 * LOOK_EVERY)]
+    rests = [None] * (2 * LOOK_EVERY - 2)
+    assert looks == [[]] * 2 * PATIENCE + 2 * [*rests, [], []]
 
 
 def test_what_was_not_read_yet_is_not_taken_for_the_next_sequence() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,12 +14,13 @@ from tests.unit.compute.fake_device import make_spec
 class TimedRunner:
     """Steps take a while, and so much for each row."""
 
-    def __init__(self, base_s: float, row_s: float) -> None:
-        self.base_s, self.row_s = base_s, row_s
+    def __init__(self, base_s: float, row_s: float, num_stages: int = 1) -> None:
+        self.base_s, self.row_s, self.num_stages = base_s, row_s, num_stages
         self.num_steps = 0
+        self.now_s = 0.0
 
     def spec(self) -> RunnerSpec:
-        return make_spec(max_num_seqs=40, overlaps=False)
+        return make_spec(max_num_seqs=40, overlaps=False, num_stages=self.num_stages)
 
     def forward(self, plan: StepPlan) -> StepPlan:
         return plan
@@ -33,6 +34,7 @@ class TimedRunner:
     def result(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
         took_s = self.base_s + self.row_s * plan.num_decode_rows
+        self.now_s += self.num_stages * took_s
         none = np.zeros(0, dtype=np.bool_)
         return StepResult(plan.step_id, NO_IDS, NO_IDS, none, computed_s=took_s)
 
@@ -52,3 +54,9 @@ def test_costs_hold_while_more_rows_take_as_much_more_on_whatever_clock() -> Non
     assert still_hold(costs, runner(10.0, 5.0))
     assert not still_hold(costs, runner(1.0, 0.05))
     assert not still_hold(costs, runner(0.1, 0.5))
+
+
+def test_of_stages_the_way_through_all_of_them_is_timed() -> None:
+    stages: Any = TimedRunner(0.001, 0.0005, num_stages=2)
+    costs = measure(stages, lambda: stages.now_s)
+    assert costs.step_s[:3] == pytest.approx([0.003, 0.004, 0.006])
