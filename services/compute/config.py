@@ -82,7 +82,8 @@ class ComputeSettings(Settings):
         1,
         ge=1,
         le=MAX_RANKS,
-        description="stages that the model's layers are split over, each a process",
+        description="stages that the model's layers are split over, each a process, or one for "
+        "each rank of tensor_parallel_size",
     )
     pipeline_stages: tuple[str, ...] = Field(
         (),
@@ -155,7 +156,9 @@ class ComputeSettings(Settings):
         -1, ge=-1, description="the core for the thread that drives the device; -1 is any"
     )
     follower_cores: tuple[int, ...] = Field(
-        (), description="the same for the other processes of a split model, in their order"
+        (),
+        description="the same for the other ranks of a split model, in their order; of several "
+        "stages only the last one's have cores of their own",
     )
     record_dir: str = Field(
         "",

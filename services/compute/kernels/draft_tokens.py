@@ -246,9 +246,9 @@ def _draft_tokens(
         tl.store(result_ptr + sample * W + W - 1, num_found)
         if SAYS:
             tl.debug_barrier()  # as above
-            for number in tl.static_range(K):
-                draft = tl.load(drafts_ptr + number)
-                tl.store(result_ptr + sample * W + W - 2 - K + number, draft)
+            for word in tl.static_range(K):
+                guess = tl.load(drafts_ptr + word)
+                tl.store(result_ptr + sample * W + W - 2 - K + word, guess)
 
 
 def draft_tokens(
