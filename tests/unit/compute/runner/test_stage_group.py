@@ -7,7 +7,6 @@ import queue
 import signal
 import socket
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +39,6 @@ SPEC = RunnerSpec(
 DRAFTS = '{"num_speculative_tokens": 3, "prompt_lookup_min": 1}'
 ALONE = SETTINGS.model_copy(update={"speculative_config": "off"})
 LOOPBACK = LinkSettings.model_validate({"insecure": True})
-ENDS_WITHIN_S = 1.0 + 1.5  # that the test's own machine may add
 
 
 def two_stages(**more: object) -> ComputeSettings:
@@ -72,10 +70,8 @@ def test_stages_of_two_ranks_are_one_model_until_a_process_dies(tmp_path: Path) 
     assert ends.empty()
     (child,) = group._children
     (rank,) = children_of(child.pid)
-    began_s = time.monotonic()
     os.kill(rank, signal.SIGKILL)
     assert ends.get(timeout=PATIENCE_S) == EXIT_FATAL
-    assert time.monotonic() - began_s < ENDS_WITHIN_S
     runner.close()
     assert not is_running(child.pid) and not is_running(rank)
 
