@@ -206,6 +206,7 @@ def test_what_the_last_stage_records_is_replayed_by_all(tmp_path: Path) -> None:
 
     stages = StagesHere(folder, recorded, 2, load)
     answers(PackingRunner(stages.executor), recorded)
+    stages.executor.close()
     assert stages.most_ahead == 2
     (file,) = (tmp_path / "recordings").iterdir()
     again = StagesHere(folder, DUMMY, 2)
