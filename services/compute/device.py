@@ -16,7 +16,7 @@ from common.messages.control import ModelCard
 from common.model_folder import locate, read_matryoshka, sampling_defaults
 from common.tokenizer_folder import describe_worker
 from services.compute.config import ComputeSettings
-from services.compute.grammar.protocol import MOST_MAKERS, GrammarSettings
+from services.compute.grammar.protocol import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.runner.registry import NO_LINKS, describe_device, load_runner
 from services.compute.runner.row_costs import measure, still_hold
@@ -113,15 +113,9 @@ def draft_policy(
     )
 
 
-CORES_PER_MAKER = 4
-"""Where there are as many, 64 masks, 0.9 ms of one process, are made by several; a step of a model
-of 1B takes 1.5."""
-
-
 def grammar_settings(
     folder: Path | str, settings: ComputeSettings, spec: RunnerSpec
 ) -> GrammarSettings:
-    cores = _cores_beside(settings.core)
     return GrammarSettings(
         folder=str(folder),
         vocab_size=spec.vocab_size,
@@ -132,15 +126,8 @@ def grammar_settings(
         memory_mb=settings.grammar_memory_mb,
         cache_bytes=(settings.grammar_memory_mb << 20) // KEPT_PART,
         max_grammar_bytes=settings.max_grammar_bytes,
-        cores=cores,
-        num_makers=_num_makers(len(cores), settings.max_threads),
+        cores=_cores_beside(settings.core),
     )
-
-
-def _num_makers(num_cores: int, max_threads: int) -> int:
-    """Of the cores that one of several computes on a host may keep busy, where it is said so."""
-    num_own = min(num_cores, max_threads or num_cores)
-    return min(MOST_MAKERS, max(1, num_own // CORES_PER_MAKER))
 
 
 def _cores_beside(core: int) -> tuple[int, ...]:

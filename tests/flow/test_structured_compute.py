@@ -12,7 +12,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from benchmarks.stack import children_of
 from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.failure import Failure
@@ -40,21 +39,15 @@ PERSON = {
 AMBIGUOUS = 'start: s "b"\ns: s s | s s s | "a"\n'  # a mask takes longer with every token
 
 
-@pytest.fixture(autouse=True)
-def several_makers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks are made by a process for each core, if there are few cores."""
-    monkeypatch.setattr("services.compute.device.CORES_PER_MAKER", 1)
-
-
 def free(seed: int) -> dict[str, SamplingParams]:
     """The fields of `Ring.ask` for a request without guidance."""
     return {"sampling": SamplingParams(max_tokens=40, seed=seed)}
 
 
-def mask_worker_pids(ring: Ring) -> list[int]:
-    """The processes that make the masks, the first one and its forks."""
+def mask_worker_pid(ring: Ring) -> int:
+    """The process that makes the masks."""
     process: Any = ring.actor._grammars._worker._process
-    return [int(process.pid), *children_of(process.pid)]
+    return int(process.pid)
 
 
 def failure_of(ring: Ring, attempt: AttemptId) -> Failure:
@@ -321,13 +314,13 @@ async def test_a_mask_worker_that_is_killed_in_mid_stream_costs_no_token(tmp_pat
         alone = [ring.ask(n, **structured(grammar, seed=n)) for n in range(1, 7)]
         await all_ended(ring, alone)
         again = [ring.ask(10 + n, **structured(grammar, seed=n)) for n in range(1, 7)]
-        for number, tokens in enumerate((3, 20, 30)):
+        for tokens in (3, 20, 30):
             await ring.until(lambda n=tokens: max(len(ring.tokens(a)) for a in again) >= n)
-            pids = mask_worker_pids(ring)
-            os.kill(pids[number], signal.SIGKILL)
+            pid = mask_worker_pid(ring)
+            os.kill(pid, signal.SIGKILL)
             await ring.until(
-                lambda old=pids[0]: (
-                    ring.actor._grammars._worker.is_ready and mask_worker_pids(ring)[0] != old
+                lambda old=pid: (
+                    ring.actor._grammars._worker.is_ready and mask_worker_pid(ring) != old
                 )
             )
         await all_ended(ring, again)

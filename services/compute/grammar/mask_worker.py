@@ -1,13 +1,14 @@
 """The mask worker: `python -m services.compute.grammar.mask_worker SETTINGS MEMORY_FDS`.
 
-It takes orders from the engine's process and writes masks to the memory that both share. It is
-several processes (`mask_processes`), one of which makes the masks that are slow.
+It takes orders from the engine's process and writes masks to the memory that both share. It is two
+processes: the second one, forked once the tokenizer is loaded, makes the masks that are slow.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from time import thread_time
 
 import numpy as np
 
-from common.child_main import FrameWriter, limit_memory, serve
+from common.child_main import FrameWriter, die_with_parent, limit_memory, read_frames, serve
 from services.compute.grammar.backend import (
     GrammarBackend,
     GrammarError,
@@ -25,7 +26,6 @@ from services.compute.grammar.backend import (
     TokenRefused,
     bits_of,
 )
-from services.compute.grammar.mask_processes import SharedOrders, Taker, fork
 from services.compute.grammar.protocol import (
     AcceptTokens,
     CompileGrammar,
@@ -44,11 +44,13 @@ from services.compute.grammar.protocol import (
 )
 from services.compute.step import mask_words
 
-# A sequence whose mask took more processor time goes to the process for slow ones. A mask of JSON
-# takes 5 to 130 us (128k tokens), and 64 of them in one thread 0.5 ms, where llguidance's own
-# threads took 0.6 ms on four cores. One of `s: s s | s s s | "a"` takes 0.7 s in the end, and as
-# long again to take its token, with Python's lock held: so a thread would not do.
+# A sequence whose mask took more processor time goes to the second process. A mask of JSON takes 5
+# to 130 us (128k tokens), and 64 of them in one thread 0.5 ms, where llguidance's own threads took
+# 0.6 ms on four cores. One of `s: s s | s s s | "a"` takes 0.7 s in the end, and as long again to
+# take its token, with Python's lock held: so a thread would not do.
 SLOW_S = 0.002
+
+SECOND_ENDED = 70  # status of the first process when the second one has ended
 
 _MASKS, _GRAMMARS = range(2)  # the threads of a process
 
@@ -57,8 +59,7 @@ class MaskWorker:
     """Keeps a matcher for each slot and writes its masks to one plane of the shared memory.
 
     Masks are made in the thread that calls `take`, grammars are compiled in another one.
-    `hand_over` takes the orders for slow sequences to the worker of the other plane, which has
-    none. `number` is this process's.
+    `hand_over` takes the orders for slow sequences to the worker of the other plane.
     """
 
     def __init__(
@@ -67,14 +68,13 @@ class MaskWorker:
         backend: GrammarBackend,
         memory: MaskMemory,
         report: Callable[[Report], None],
-        number: int,
+        plane: int,
         hand_over: Callable[[Order], None] | None,
     ) -> None:
         self._everything_W = bits_of(range(settings.vocab_size), settings.vocab_size)
         self._backend = backend
         self._memory = memory
-        self._plane = int(hand_over is None)
-        self._first_thread = 2 * number
+        self._plane = plane
         self._report = report
         self._hand_over = hand_over
         self._matchers: dict[int, SequenceMatcher] = {}
@@ -191,7 +191,7 @@ class MaskWorker:
         self, slot: int, epoch: int, thread: int, proceed: Callable[[], SequenceMatcher | None]
     ) -> bool:
         """Advance a sequence's matcher to the next token and make its mask; False if it ended."""
-        memory, mask_W, place = self._memory, self._scratch[thread], self._first_thread + thread
+        memory, mask_W, place = self._memory, self._scratch[thread], 2 * self._plane + thread
         memory.thread_slots[place] = slot
         memory.thread_stamps[place] = stamp(epoch, 0)
         # Asking costs 1 us, and between two masks of an order there is nothing else to do.
@@ -242,32 +242,48 @@ def work(orders: Iterator[bytes], owner: FrameWriter) -> int:
         owner.broken(f"{type(error).__name__}: {error}")
         return 1
     gc.freeze()
-    seat = fork(settings.num_makers)
+    to_second, second_orders = _fork()
     limit_memory(settings.memory_mb << 20)
 
     def report(report: Report) -> None:
-        # Several processes write to this pipe: the kernel keeps frames this short in one piece.
-        if seat.orders is None or not isinstance(report, GrammarCompiled):  # once of all
-            owner.write(pack_report(report))
+        # Two processes write to this pipe: the kernel keeps frames this short in one piece.
+        owner.write(pack_report(report))
 
-    hand_over = None if seat.slow is None else _handing_over(seat.slow)
-    worker = MaskWorker(settings, backend, memory, report, seat.number, hand_over)
-    taker: Taker = worker
-    if seat.orders is None:
-        taker = SharedOrders(worker, seat.others)
+    if second_orders is not None:
+        worker = MaskWorker(settings, backend, memory, report, 1, None)
+        orders = second_orders
+    else:
+        handing_over = ThreadPoolExecutor(1)  # the second process may be too busy to read
+
+        def hand_over(order: Order) -> None:
+            handing_over.submit(lambda: to_second.write(pack_order(order)))
+
+        worker = MaskWorker(settings, backend, memory, report, 0, hand_over)
         owner.ready()
-    for order in orders if seat.orders is None else seat.orders:
-        taker.take(unpack_order(order))
+    for order in orders:
+        worker.take(unpack_order(order))
     return 0
 
 
-def _handing_over(slow: FrameWriter) -> Callable[[Order], None]:
-    thread = ThreadPoolExecutor(1)  # the process for slow masks may be too busy to read
+def _fork() -> tuple[FrameWriter, Iterator[bytes] | None]:
+    """Fork this process, which has no threads yet; neither lives without the other.
 
-    def hand_over(order: Order) -> None:
-        thread.submit(lambda: slow.write(pack_order(order)))
-
-    return hand_over
+    Returns the pipe to the second process and, in that process, its orders.
+    """
+    reading, writing = os.pipe()
+    first = os.getpid()
+    # If the second one ends, so does the first: the service then starts both again.
+    signal.signal(signal.SIGCHLD, lambda number, frame: os._exit(SECOND_ENDED))
+    if os.fork():
+        os.close(reading)
+        return FrameWriter(writing), None
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.close(writing)
+    os.close(0)
+    die_with_parent()
+    if os.getppid() != first:
+        os._exit(0)
+    return FrameWriter(-1), read_frames(partial(os.read, reading))
 
 
 if __name__ == "__main__":

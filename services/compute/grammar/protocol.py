@@ -38,11 +38,9 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 MOST_FORCED = 15
 """Tokens in a row that are known to be the only ones, as far as the worker goes ahead at once."""
 
-NUM_PLANES = 2  # one of the processes that make masks, one of that which makes the slow ones
-MOST_MAKERS = 4
-NUM_THREADS = 2 * (MOST_MAKERS + 1)  # two of each process
-_STAMPS_AT = 40  # behind the threads' slots, at a multiple of 8
-_HEAD_BYTES = 128
+NUM_PLANES = 2
+NUM_THREADS = 4  # two of each plane
+_HEAD_BYTES = 64
 _NAME_INTS = 5 + MOST_FORCED
 _NAME = struct.Struct(f"={_NAME_INTS}i")
 _MAX_NAMED_BYTES = 1 << 16  # of one read: what a pipe holds
@@ -103,7 +101,6 @@ class GrammarSettings(Settings):
     num_slots: int = Field(ge=1)
     compile_timeout_s: float = 5.0
     step_timeout_s: float = 10.0
-    num_makers: int = Field(default=1, ge=1, le=MOST_MAKERS)  # processes that share the slots
     memory_mb: int = 1024  # of the process, beside what the tokenizer takes
     max_grammar_bytes: int = 1 << 20
     cores: tuple[int, ...] = ()  # that the process may use; none: those of its parent
@@ -214,8 +211,8 @@ def unpack_report(report: list[Any]) -> Report:
 class MaskMemory:
     """Anonymous shared memory, seen by all processes under one file descriptor.
 
-    The worker writes and the engine reads. Its processes write to rows of their own: each of the
-    makers to those of its slots, and the one for slow masks to a plane of its own.
+    The worker writes and the engine reads. Each of the worker's two processes writes a plane of its
+    own, so that neither overwrites the other's masks.
 
     The memory itself does not say that a mask is there: a processor may see another's writes in
     another order (ARM's do), and a mask read half new, half old would allow forbidden tokens. So a
@@ -239,7 +236,7 @@ class MaskMemory:
         size = _bytes(num_slots, words)
         self._map = mmap.mmap(fd, size)
         self.thread_slots: Int32Array = np.frombuffer(self._map, np.int32, NUM_THREADS)
-        self.thread_stamps: Int64Array = np.frombuffer(self._map, np.int64, NUM_THREADS, _STAMPS_AT)
+        self.thread_stamps: Int64Array = np.frombuffer(self._map, np.int64, NUM_THREADS, 16)
         count = NUM_PLANES * num_slots
         self.masks_PNW: Int32Array = np.frombuffer(
             self._map, np.int32, count * words, _HEAD_BYTES

@@ -46,17 +46,6 @@ def test_kept_grammars_leave_half_of_the_mask_workers_memory_to_sequences() -> N
         assert 0 < worker.cache_bytes * 95 < memory_mb << 19  # of compiled ones, as measured
 
 
-@pytest.mark.parametrize(
-    ("num_cores", "max_threads", "num_makers"), [(2, 0, 1), (15, 0, 3), (128, 0, 4), (128, 7, 1)]
-)
-def test_masks_are_made_by_a_process_for_each_four_cores_of_a_compute(
-    num_cores: int, max_threads: int, num_makers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(num_cores)))
-    settings = ComputeSettings(device="sim", max_threads=max_threads)
-    assert grammar_settings("/nowhere", settings, make_spec()).num_makers == num_makers
-
-
 def test_who_shares_no_prefixes_keeps_no_answers() -> None:
     for shares in (True, False):
         settings = ComputeSettings(speculative_config="auto", prefix_cache=shares)
