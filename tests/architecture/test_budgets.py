@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (10_150, 64),
     "services/router": (14_830, 87),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (44_500, 285),
+    "services/compute": (46_510, 298),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (2_730, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (71_550, 446),
+    "services": (73_550, 459),
 }
 MIN_MEDIAN_LINES = 90
 
