@@ -100,7 +100,7 @@ def test_a_model_or_head_that_drafts_compiles_and_captures_nothing(
     method: str, tmp_path: Path, device: torch.device, request: pytest.FixtureRequest
 ) -> None:
     """With every way to sample, and after steps without drafts."""
-    model = make_model("qwen3", num_hidden_layers=4)
+    model = make_model("llama", num_hidden_layers=4)  # whose heads are as wide as heads say
     folder = save_model(model, tmp_path / "model")
     config = json.dumps({"model": str(folder), "num_speculative_tokens": 3})
     if method != "draft_model":
