@@ -42,7 +42,7 @@ from tests.unit.compute.models.mixture_models import MIXTURES
 from tests.unit.compute.runner_scenarios import prompt_of
 
 ALL_PROMPTS = [*PROMPTS, prompt_of(110, 110)]
-COUNT = 10  # tokens of an answer
+COUNT = 6  # tokens of an answer
 
 
 def older_config(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
