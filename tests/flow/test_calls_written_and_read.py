@@ -77,7 +77,7 @@ def grammar_spec(subject: Model, tool_format: str, template: str, reasoning: str
     kind=st.sampled_from(["tokens", "text"]),
     reasoning=st.sampled_from(["", "deepseek_r1"]),
 )
-@settings(max_examples=num_cases(20, exploring=50))
+@settings(max_examples=num_cases(12, exploring=50))
 def test_required_calls_are_read_as_calls_with_valid_arguments(
     tool_format: str, template: str, seed: int, num_free: int, kind: str, reasoning: str
 ) -> None:

@@ -22,9 +22,9 @@ from services.detokenizer.actor import MAX_PIECE, DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
 from tests.memory_link import Exchange, MemoryTransport
 from tests.text_rows import rows
-from tests.unit.detokenizer.vocabularies import tekken
+from tests.unit.detokenizer.vocabularies import marked
 
-CARD = ModelCard("tekken", "r1", 131_072)
+CARD = ModelCard("marked", "r1", 131_072)
 
 
 class Ring:
@@ -76,8 +76,8 @@ class Ring:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tekken")
-    tekken().save(str(path / "tokenizer.json"))
+    path = tmp_path_factory.mktemp("marked")
+    marked().save(str(path / "tokenizer.json"))
     return path
 
 
@@ -90,7 +90,7 @@ async def ring(folder: Path) -> Ring:
 
 
 def ids_of(text: str) -> list[int]:
-    tokenizer = tekken()
+    tokenizer = marked()
     return [tokenizer.token_to_id(character) for character in text]
 
 

@@ -72,7 +72,7 @@ class Read:
     seed=st.integers(0, 2**32),
     num_free=st.integers(0, 60),
 )
-@settings(max_examples=num_cases(12, exploring=40))
+@settings(max_examples=num_cases(8, exploring=40))
 def test_calls_and_structures_come_out_as_they_went_in(
     name: str,
     parameters: list[Any],

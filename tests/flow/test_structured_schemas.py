@@ -52,7 +52,7 @@ schemas = st.recursive(scalars, lambda inner: objects(inner) | arrays(inner), ma
 
 
 @settings(
-    max_examples=num_cases(8, exploring=16),
+    max_examples=num_cases(5, exploring=16),
     phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck),
 )

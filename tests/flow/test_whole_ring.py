@@ -13,6 +13,7 @@ from common.messages.generate import Generate
 from common.messages.text import AttemptRefused, TextGenerated
 from common.messages.tokenize import Tokenize
 from common.messages.tokens import TokensGenerated
+from tests.cases import num_cases
 from tests.flow.ring_client import Client
 from tests.flow.whole_ring import WholeRing, make_random, save_vocabulary, scripted_text, whole_ring
 
@@ -115,7 +116,7 @@ class History:
         await self.ring.pass_time(self.random.choice((0.1, 0.3, 1.0)))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(num_cases(12, exploring=20)))
 async def test_after_any_history_every_client_is_answered_and_every_table_is_empty(
     folder: Path, seed: int
 ) -> None:

@@ -20,13 +20,13 @@ def run(example: str, stack: Stack, *arguments: str, typed: str = "") -> str:
     return done.stdout
 
 
-def test_a_conversation_goes_on_until_an_empty_line(sim_stack: Stack) -> None:
-    printed = run("chat.py", sim_stack, "--max-tokens", "8", typed="One?\nTwo?\n\nThree?\n")
-    assert printed.count("sim> ") == 3
+def test_a_conversation_goes_on_until_an_empty_line(demo_stack: Stack) -> None:
+    printed = run("chat.py", demo_stack, "--max-tokens", "8", typed="One?\nTwo?\n\nThree?\n")
+    assert printed.count("demo> ") == 3
 
 
-def test_questions_side_by_side_are_all_answered(sim_stack: Stack) -> None:
-    printed = run("side_by_side.py", sim_stack, "--max-tokens", "8", "One?", "Two?")
+def test_questions_side_by_side_are_all_answered(demo_stack: Stack) -> None:
+    printed = run("side_by_side.py", demo_stack, "--max-tokens", "8", "One?", "Two?")
     assert printed.index("One?") < printed.index("Two?")
     assert printed.count("(first text after") == 2
 

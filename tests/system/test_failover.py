@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.system.conftest import DEMO
 from tests.system.ring import wait_empty
 
-NUM_TOKENS = 120
+NUM_TOKENS = 80
 TOOL = {
     "type": "function",
     "function": {

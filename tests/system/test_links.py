@@ -33,10 +33,10 @@ def ipc(tmp_path: Path) -> LinkSettings:
 
 @pytest.mark.parametrize("run", LOOPS)
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_200000_messages_arrive_in_order(
+def test_70000_messages_arrive_in_order(
     run: Callable[[Coroutine[Any, Any, None]], None], kind: str, ipc: LinkSettings
 ) -> None:
-    num_messages = 200_000 if run is uvloop.run else 20_000
+    num_messages = 70_000 if run is uvloop.run else 20_000
 
     async def main() -> None:
         async with boxes(ipc if kind == "ipc" else tcp(), "compute-0", "compute-1") as (one, two):

@@ -37,9 +37,13 @@ SAMPLINGS = [
 PROMPTS = [[3 + (7 * i * i + n) % 190 for i in range(n)] for n in (3, 16, 50, 100)]
 
 
+# That layers are told apart other tests see.
+SIZES = {} if ON_GPU else {"num_hidden_layers": 1}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model("llama"), tmp_path_factory.mktemp("llama"))
+    return save_model(make_model("llama", **SIZES), tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(params=["fast", "batch_invariant"] if ON_GPU else ["batch_invariant"])
@@ -135,7 +139,7 @@ def test_a_plan_may_have_more_page_entries_than_an_upload_holds(load: Load, fold
     """More than there are buffers for, too: the first four parts are of entries that are no good,
     and the right ones come last."""
     hand = load(folder, swap_space=0.0)
-    expected = greedy_ids(make_model("llama"), PROMPT, 4)
+    expected = greedy_ids(make_model("llama", **SIZES), PROMPT, 4)
     first = hand.add(PROMPT)
     hand.run(first, 2)
     wrong_page = hand.free_pages.pop(0)
@@ -204,3 +208,4 @@ def test_a_step_that_was_not_sampled_has_no_result(load: Load, folder: Path) -> 
 # The interpreter takes a third of a second a step.
 class TestPromises(RunnerPromises if ON_GPU else FewSteps):
     num_reuses = 12 if ON_GPU else 5  # the broken sequence had four pages
+    sizes = SIZES

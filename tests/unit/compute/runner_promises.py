@@ -1,16 +1,16 @@
 """What every runner promises beside the right tokens.
 
 A test module has a class of its own that inherits the tests, and gives two fixtures, `folder`
-(the tiny llama) and `load` (load(folder, **settings) makes a HandScheduler on a runner of that
-folder, with pages of 8 tokens).
+(the tiny llama with `sizes`) and `load` (load(folder, **settings) makes a HandScheduler on a runner
+of that folder, with pages of 8 tokens).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -48,6 +48,7 @@ class FewSteps:
     """The promises that a few steps show."""
 
     num_reuses = 12
+    sizes: ClassVar[Mapping[str, Any]] = {}
 
     def test_an_id_outside_the_vocabulary_breaks_its_step_only(
         self, load: Load, folder: Path
@@ -58,7 +59,7 @@ class FewSteps:
         for bad in (VOCAB_SIZE, -2):
             with pytest.raises(ValueError, match="token ids must be in"):
                 hand.step((hand.add([bad, 4]), 2))
-        assert hand.run(good, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+        assert hand.run(good, 12) == greedy_ids(make_model("llama", **self.sizes), PROMPT, 12)
 
     def test_settings_that_cannot_be_taken_are_told_before_anything_is_launched(
         self, load: Load, folder: Path
@@ -76,14 +77,14 @@ class FewSteps:
         hand.step((first, 1), (bad, 9), (penalised, 9), swap_out=(away,))
         assert refusing.refused == [bad.slot]
         hand.runner = refusing.runner
-        expected = greedy_ids(make_model("llama"), PROMPT, 6)
+        expected = greedy_ids(make_model("llama", **self.sizes), PROMPT, 6)
         for sequence in (first, away, penalised):
             assert hand.run(sequence, 6) == expected
 
     def test_a_broken_sequence_fails_alone_and_poisons_no_page_for_later_ones(
         self, load: Load, tmp_path: Path
     ) -> None:
-        model = make_model("llama")
+        model = make_model("llama", **self.sizes)
         expected = greedy_ids(model, PROMPT, 20)
         assert 190 not in expected
         with torch.no_grad():
@@ -119,7 +120,7 @@ class FewSteps:
         assert sorted(sequence.output) in ([7, 7, 8], [7, 8, 8])
 
     def test_logprobs_are_of_the_raw_distribution(self, load: Load, folder: Path) -> None:
-        model = make_model("llama")
+        model = make_model("llama", **self.sizes)
         hand = load(folder)
         sampling = replace(GREEDY, logit_bias=((7, 1000.0),), num_logprobs=3)
         hand.step(
@@ -141,7 +142,7 @@ class FewSteps:
         hand.run(sequence, 5)
         hand.swap_out(sequence)
         hand.swap_in(sequence)
-        assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+        assert hand.run(sequence, 12) == greedy_ids(make_model("llama", **self.sizes), PROMPT, 12)
 
     def test_what_a_transfer_reads_stays_until_it_is_ready(self, load: Load, folder: Path) -> None:
         """Steps meanwhile write to all other pages that there are."""
@@ -150,10 +151,10 @@ class FewSteps:
         hand.run(away, 5)
         hand.step((other, len(PROMPT)), swap_out=(away,))
         hand.run(other, 22)
-        assert other.output == greedy_ids(make_model("llama"), PROMPT[::-1], 22)
+        assert other.output == greedy_ids(make_model("llama", **self.sizes), PROMPT[::-1], 22)
         other_pages, other.pages = other.pages, []
         hand.free_pages += other_pages
-        assert hand.run(away, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+        assert hand.run(away, 12) == greedy_ids(make_model("llama", **self.sizes), PROMPT, 12)
 
 
 class RunnerPromises(FewSteps):
@@ -164,7 +165,7 @@ class RunnerPromises(FewSteps):
         sequence = hand.add(PROMPT)
         result = hand.step((sequence, 4))
         assert result.tokens.shape == (0, 1)
-        assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+        assert hand.run(sequence, 12) == greedy_ids(make_model("llama", **self.sizes), PROMPT, 12)
 
     def test_a_slot_forgets_the_sequence_before(self, load: Load, folder: Path) -> None:
         hand = load(folder)
@@ -172,7 +173,9 @@ class RunnerPromises(FewSteps):
         first = hand.add(PROMPT, biased)
         assert hand.run(first, 4) == [7] * 4
         hand.sequences.clear()
-        assert hand.run(hand.add(PROMPT), 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+        assert hand.run(hand.add(PROMPT), 12) == greedy_ids(
+            make_model("llama", **self.sizes), PROMPT, 12
+        )
 
     def test_noise_counts_from_the_start_of_the_request_wherever_it_goes_on(
         self, load: Load, folder: Path

@@ -245,7 +245,7 @@ def test_values_between_tags_are_by_their_schemas_and_read_by_their_kinds(
     seed=st.integers(0, 2**32),
     num_free=st.integers(0, 60),
 )
-@settings(max_examples=num_cases(12, exploring=40))
+@settings(max_examples=num_cases(8, exploring=40))
 def test_whatever_obeys_the_masks_and_ends_is_a_valid_call(
     name: str, parameters: list[Any], seed: int, num_free: int
 ) -> None:

@@ -94,7 +94,7 @@ class Exam:
 
     def __init__(self) -> None:
         self._examinee = Examinee(DEMO, torch.float32, torch.device("cpu"))
-        self._questions = [q for asked in held_out_questions(scale=0.005).values() for q in asked]
+        self._questions = [q for asked in held_out_questions(scale=0.0025).values() for q in asked]
         self._questions += far_questions(self._examinee, NUM_FAR)
         self.prompts = [self._examinee.prompt(question) for question in self._questions]
 

@@ -158,7 +158,7 @@ def harmony(calls: list[tuple[str, str]]) -> str:
     )
 
 
-OF_EACH_FORMAT = settings(max_examples=num_cases(50, exploring=100))  # there are 12
+OF_EACH_FORMAT = settings(max_examples=num_cases(30, exploring=100))  # there are 12
 RENDERED = [
     ("hermes", hermes),
     ("llama_json", llama_json),
