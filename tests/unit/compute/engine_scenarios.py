@@ -202,7 +202,7 @@ class EngineScenarios:
         few = {"num_pages": 12, "max_model_len": 128, "num_host_pages": NUM_HOST_PAGES[swap]}
         spec = {**few, "eos_token_ids": EOS_IDS, "max_drafts": 0}
         server = serve(spec, max_prefill_tokens=50)
-        history = random_history(2, 32, 40, greedy=True)
+        history = random_history(4, 16, 40, greedy=True)
         play(server, history)
         check_greedy(model, server, history)
         assert {"stop", "length", "aborted"} == set(server.reasons.values())

@@ -19,6 +19,7 @@ from services.compute.device import model_card
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.sampling import logprobs
 from services.compute.sampling.logprobs import score_prompt
+from tests.cases import num_cases
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.prompt_run import (
     check_scores,
@@ -69,7 +70,7 @@ def _logits_of_prompts(model: PreTrainedModel) -> list[torch.Tensor]:
     return [logits_of(model, prompt) for prompt in PROMPTS]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=num_cases(8, exploring=24), deadline=None)
 @given(
     chunk=st.integers(1, 60),
     num_top=st.integers(0, 20),
