@@ -19,7 +19,7 @@ from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.prompt_run import pooled, scored
 from tests.unit.compute.token_masks import GRAMMAR_SPEC, MaskingRunner
 
-GREEDY = SamplingParams(max_tokens=12, seed=0, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0, ignore_eos=True)
 DRAWN = replace(GREEDY, temperature=1.0, seed=7)
 KINDS = (
     GREEDY,
