@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 from tests.system.ring import wait_empty
 
 NUM_CLIENTS = 6
-SLOW_STEP = {"compute.sim_step_base_s": 0.005}
+SLOW_STEP = {"compute.sim_step_base_s": 0.02}
 
 
 class Client:

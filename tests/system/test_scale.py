@@ -42,7 +42,7 @@ class Asker:
 
 def test_no_request_is_lost_while_services_are_scaled_up_and_down() -> None:
     ended = threading.Event()
-    settings = {"compute.sim_step_base_s": 0.005, "tokenizer.pool_size": 1}
+    settings = {"compute.sim_step_base_s": 0.02, "tokenizer.pool_size": 1}
     with Stack(DEMO, "--device", "sim", settings=settings) as stack:
         askers = [Asker(stack.port, ended) for _ in range(NUM_CLIENTS)]
         try:

@@ -33,7 +33,7 @@ run_dir = "{run_dir}"
 routers = ["ipc://{run_dir}/router-0.sock", "ipc://{run_dir}/router-1.sock"]
 [compute]
 device = "sim"
-sim_step_base_s = 0.003
+sim_step_base_s = 0.01
 """
 
 

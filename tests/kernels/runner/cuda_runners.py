@@ -23,6 +23,9 @@ ON_GPU = torch.cuda.is_available()
 SIZES = {} if ON_GPU else {"num_hidden_layers": 2}
 """What of a tiny model's config is smaller where the interpreter runs it."""
 
+ONE_LAYER = {} if ON_GPU else {"num_hidden_layers": 1}
+"""The same, for what has nothing to do with layers: that they are told apart other tests see."""
+
 SETTINGS = ComputeSettings(
     device="cuda",
     dtype="float32",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.messages.sampling import SamplingParams
 from services.compute.runner.packing_runner import PackingRunner
-from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, LogitsTap, load_runner
+from tests.kernels.runner.cuda_runners import ON_GPU, ONE_LAYER, SETTINGS, LogitsTap, load_runner
 from tests.kernels.runner.row_by_row import multiply_row_by_row
 from tests.unit.compute.engine_histories import (
     EOS_IDS,
@@ -64,7 +64,7 @@ def runner(
     device: torch.device,
 ) -> PackingRunner:
     family, _, kv_cache_dtype = request.param.partition(" ")
-    model = make_model(family, **SIZES).to(torch.bfloat16)
+    model = make_model(family, **ONE_LAYER).to(torch.bfloat16)
     settings = INVARIANT.model_copy(update={"kv_cache_dtype": kv_cache_dtype or "auto"})
     return load_runner(save_model(model, tmp_path_factory.mktemp("model")), settings, device)
 

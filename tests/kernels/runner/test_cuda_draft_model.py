@@ -20,7 +20,7 @@ from services.compute.runner.cuda import pass_drafter
 from services.compute.runner.draft_model import DraftModel
 from services.compute.speculative.controller import FixedDrafts
 from services.compute.step import NO_IDS, Int32Array
-from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
+from tests.kernels.runner.cuda_runners import ON_GPU, ONE_LAYER, SETTINGS, load_runner
 from tests.kernels.runner.draft_guesses import Guesses
 from tests.kernels.runner.draft_histories import play_with_and_without
 from tests.unit.compute import engine_server
@@ -29,7 +29,6 @@ from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.tiny_models import make_model, save_model
 
 ON_CPU = {"device": "cpu", "num_threads": 1}
-SIZES = {} if ON_GPU else {"num_hidden_layers": 1}
 WINDOWED = {} if ON_GPU else {"num_hidden_layers": 2}  # one of them sees 24 positions
 GREEDY = SamplingParams(7, seed=1, ignore_eos=True)
 DRAWN = SamplingParams(7, seed=1, temperature=0.8, ignore_eos=True)
@@ -53,7 +52,7 @@ def answers(server: Server, *samplings: SamplingParams) -> Server:
 def test_its_drafts_are_those_of_the_cpu_and_texts_those_without(
     tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = save_model(make_model("llama", **SIZES), tmp_path / "large")
+    large = save_model(make_model("llama", **ONE_LAYER), tmp_path / "large")
     small = save_model(make_model("qwen2_window", **WINDOWED), tmp_path / "small")
     drafting, plain = drafting_with(small), SETTINGS.model_copy(update=ON_CPU)
     on_cpu, on_device = Guesses(), Guesses()
@@ -74,7 +73,7 @@ def test_its_drafts_are_those_of_the_cpu_and_texts_those_without(
 def test_a_text_whose_drafts_are_all_wrong_is_what_it_is_without(
     tmp_path: Path, device: torch.device
 ) -> None:
-    folder = save_model(make_model("llama", **SIZES), tmp_path)
+    folder = save_model(make_model("llama", **ONE_LAYER), tmp_path)
     texts = []
     for settings in (SETTINGS, drafting_with(folder, synthetic_acceptance_rate=0.0)):
         server = answers(Server(load_runner(folder, settings, device), settings), GREEDY, DRAWN)
@@ -88,7 +87,7 @@ def test_a_text_whose_drafts_are_all_wrong_is_what_it_is_without(
 def test_what_chunks_prefixes_aborts_and_swaps_leave_is_not_stale(
     tmp_path: Path, device: torch.device
 ) -> None:
-    folder = save_model(make_model("llama", **SIZES), tmp_path)
+    folder = save_model(make_model("llama", **ONE_LAYER), tmp_path)
     settings = drafting_with(folder).model_copy(update={"max_prefill_tokens": 12})
     runner = Restricted(load_runner(folder, settings, device), num_pages=6, num_host_pages=12)
     server = Server(runner, settings)
@@ -125,7 +124,7 @@ class Seldom(FixedDrafts):
 def test_what_it_has_not_read_it_reads_before_it_drafts(
     tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_model(make_model("llama", **SIZES), tmp_path)
+    folder = save_model(make_model("llama", **ONE_LAYER), tmp_path)
     settings = drafting_with(folder)
     monkeypatch.setattr(engine_server, "draft_policy", lambda *_: Seldom(8, 2))
     monkeypatch.setattr(pass_drafter, "READ_SIZES", (4, 8))  # not for all that is behind
@@ -136,7 +135,7 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
 
 
 def test_a_model_that_sees_no_whole_text_is_refused(tmp_path: Path, device: torch.device) -> None:
-    folder = save_model(make_model("mistral_window", **SIZES), tmp_path)
+    folder = save_model(make_model("mistral_window", **ONE_LAYER), tmp_path)
     with pytest.raises(ConfigError, match="no layer of this model sees its whole text"):
         load_runner(folder, drafting_with(folder), device)
 

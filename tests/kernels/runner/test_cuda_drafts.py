@@ -9,7 +9,7 @@ import torch
 
 from common.messages.sampling import GrammarSpec, SamplingParams
 from tests.flow.structured_ring import EOS, VOCAB_SIZE
-from tests.kernels.runner.cuda_runners import SETTINGS, SIZES, load_runner
+from tests.kernels.runner.cuda_runners import ONE_LAYER, SETTINGS, load_runner
 from tests.kernels.runner.draft_histories import play_with_and_without
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_server import Restricted, Server
@@ -23,7 +23,7 @@ DRAFTING = SETTINGS.model_copy(update={"speculative_config": OFTEN})
 def test_a_text_of_few_words_is_what_the_cpu_says_without_drafts(
     tmp_path: Path, device: torch.device
 ) -> None:
-    folder = save_model(make_model("llama", **SIZES), tmp_path)
+    folder = save_model(make_model("llama", **ONE_LAYER), tmp_path)
     bias = tuple((token, 14.0) for token in (5, 9))
     sampling = SamplingParams(
         14, seed=1, temperature=0.8, ignore_eos=True, logit_bias=bias, frequency_penalty=0.6
@@ -45,7 +45,7 @@ def test_a_text_of_few_words_is_what_the_cpu_says_without_drafts(
 def test_forced_tokens_of_a_grammar_are_computed_at_once(
     tmp_path: Path, device: torch.device
 ) -> None:
-    folder = save_model(make_model("llama", **{**SIZES, "vocab_size": VOCAB_SIZE}), tmp_path)
+    folder = save_model(make_model("llama", **{**ONE_LAYER, "vocab_size": VOCAB_SIZE}), tmp_path)
     grammar = 'start: ("a" | "b") "c is it" ("." | "!") "ok"\n'
     sampling = SamplingParams(14, seed=1, temperature=0.8, grammar_spec=GrammarSpec(grammar))
     on_cpu = SETTINGS.model_copy(update={"device": "cpu"})

@@ -10,16 +10,14 @@ import torch
 
 from services.compute.runner.recording import Recording
 from services.compute.runner.replay import Replay
-from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, load_runner
+from tests.kernels.runner.cuda_runners import ON_GPU, ONE_LAYER, SETTINGS, load_runner
 from tests.unit.compute.prompt_run import save_embedding_model
 from tests.unit.compute.recorded_run import record
 from tests.unit.compute.tiny_models import make_model, save_model
 
 
 def test_a_second_executor_says_bitwise_the_same(tmp_path: Path, device: torch.device) -> None:
-    # Two layers took the interpreter 24 s; that layers are told apart, other tests see.
-    sizes = SIZES if ON_GPU else {"num_hidden_layers": 1}
-    model = make_model("qwen3", **sizes)
+    model = make_model("qwen3", **ONE_LAYER)  # two layers took the interpreter 24 s
     folder = save_embedding_model(model, tmp_path / "model", "mean")
     save_model(model, folder)
     executor = load_runner(folder, SETTINGS, device).executor

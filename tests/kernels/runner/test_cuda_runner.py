@@ -14,7 +14,7 @@ from common.messages.sampling import SamplingParams
 from services.compute.runner.packing_runner import PackingRunner, Ticket
 from services.compute.runner.uploads import MAX_PAGE_ENTRIES
 from services.compute.step import StepPlan
-from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
+from tests.kernels.runner.cuda_runners import ON_GPU, ONE_LAYER, SETTINGS, load_runner
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
 from tests.unit.compute.runner_promises import (
@@ -37,13 +37,9 @@ SAMPLINGS = [
 PROMPTS = [[3 + (7 * i * i + n) % 190 for i in range(n)] for n in (3, 16, 50, 100)]
 
 
-# That layers are told apart other tests see.
-SIZES = {} if ON_GPU else {"num_hidden_layers": 1}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model("llama", **SIZES), tmp_path_factory.mktemp("llama"))
+    return save_model(make_model("llama", **ONE_LAYER), tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(params=["fast", "batch_invariant"] if ON_GPU else ["batch_invariant"])
@@ -139,7 +135,7 @@ def test_a_plan_may_have_more_page_entries_than_an_upload_holds(load: Load, fold
     """More than there are buffers for, too: the first four parts are of entries that are no good,
     and the right ones come last."""
     hand = load(folder, swap_space=0.0)
-    expected = greedy_ids(make_model("llama", **SIZES), PROMPT, 4)
+    expected = greedy_ids(make_model("llama", **ONE_LAYER), PROMPT, 4)
     first = hand.add(PROMPT)
     hand.run(first, 2)
     wrong_page = hand.free_pages.pop(0)
@@ -208,4 +204,4 @@ def test_a_step_that_was_not_sampled_has_no_result(load: Load, folder: Path) -> 
 # The interpreter takes a third of a second a step.
 class TestPromises(RunnerPromises if ON_GPU else FewSteps):
     num_reuses = 12 if ON_GPU else 5  # the broken sequence had four pages
-    sizes = SIZES
+    sizes = ONE_LAYER
