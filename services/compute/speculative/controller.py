@@ -12,38 +12,31 @@ Shape legend: Q decode rows, K drafts of a row, N slots.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from services.compute.speculative.place_rates import FloatArray, PlaceRates
 from services.compute.speculative.step_costs import StepCosts
 from services.compute.step import NO_IDS, Int32Array
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+SHORT_REST, LONG_REST = 15, 120
+"""Steps behind one in which no draft was worth it that are not asked whether one is: choosing takes
+0.1 to 0.2 ms, 5 % of a step of a small model on a CPU. A rest is twice as long as the one before if
+what was tried in between was tried in vain."""
 
-MEMORY = 0.97
-"""Of what was seen so far in what is believed after another step: thirty steps or so. With five, 16
-streams whose drafts are all wrong lost 5 %: that none of five was right is little to know."""
+FEW_RIGHT = 2  # drafts, of which fewer are none
 
-FORGETTING = 0.99
-"""The same after a step in which the drafts that were there were not tried: so after a hundred or
-two they are."""
-
-RESTING = 15
-"""Steps after one in which no draft was worth it that are not asked whether one is: choosing takes
-0.1 to 0.2 ms, 5 % of a step of a small model on a CPU."""
+HOPED_RATE = 0.8
+"""At which drafts would have to pay to be tried once more, behind such a rest, by one row: where 64
+rows had none, since half of all drafts were believed to be right, nobody learned that all were."""
 
 NUM_WAITS = 31
 """Of the device for the host that are remembered. Where the host works while the device does they
 are about 0; on a CPU it is the same thread, and a small model's step takes a fifth more for it."""
 
 LEAST_SHARE = 0.001  # of a step in what one more row takes: measured, it may be none
-
-OTHERS_WEIGHT = 16.0
-"""Of all drafts until now in what is believed of one row's, in drafts. Without it rows that were
-lucky get too many: 128 rows whose drafts are right at 0.3 gave 0.93 of the best fixed number, and
-0.99 with it."""
 
 APART = 1e9  # more than drafts a second that rows can be worth
 
@@ -64,23 +57,30 @@ class DraftController:
     ) -> None:
         """`first_rate` is believed as if of `first_weight` drafts so many had been right."""
         self._costs = costs
-        self._first_weight, self._first_right = first_weight, first_weight * first_rate
+        self._rates = PlaceRates(num_slots, max_drafts, first_rate, first_weight)
         self._max_drafts = max_drafts
-        self._power_K = np.arange(1, max_drafts + 1)
+        self._number_K = np.arange(1, max_drafts + 1)
+        self._hoped_K = HOPED_RATE**self._number_K
         self._found_N = np.zeros(num_slots, dtype=np.int32)
-        self._right_N = np.zeros(num_slots)
-        self._tried_N = np.zeros(num_slots)
-        self._all_right = self._all_tried = 0.0
-        self._resting = 0
-        self._waits_s: deque[float] = deque(maxlen=NUM_WAITS)
+        self._num_rows = 1  # of the last step that was asked about
+        self._rest = SHORT_REST / 2  # how long the last one was
+        self._resting = self._num_untried = self._num_right = 0
+        self._has_rested = False
+        self._drafts = False  # in the step that was planned last
+        self._waits_s = deque[float](maxlen=NUM_WAITS), deque[float](maxlen=NUM_WAITS)  # and with
 
     def begin(self, slot: int) -> None:
         """A sequence takes a slot."""
         self._found_N[slot] = 0
-        self._right_N[slot] = self._tried_N[slot] = 0.0
+        self._rates.begin(slot)
+        # What was tried in vain counts half as much when as many have begun as there were.
+        self._rest -= max(self._rest - SHORT_REST, 0.0) / (2 * self._num_rows)
+        self._resting = min(self._resting, int(self._rest))
 
     def rests(self) -> bool:
         """Whether `choose` need not be asked for the next step; to be called once for each."""
+        self._drafts = False
+        self._num_untried += 1
         self._resting -= self._resting > 0
         return self._resting > 0
 
@@ -91,49 +91,75 @@ class DraftController:
         most_Q = np.minimum(np.minimum(self._found_N[slots_Q], limits_Q), self._max_drafts)
         if num_rows <= 0 or most_Q.max(initial=0) <= 0:
             return NO_IDS
-        survival_QK = self._rate(slots_Q)[:, None] ** self._power_K
-        survival_QK[self._power_K > most_Q[:, None]] = -1.0
+        self._num_rows = len(slots_Q)
+        self._rates.forget(slots_Q, self._num_untried)
+        self._num_untried = 0
+        num_drafts = self._best(self._rates.survival(slots_Q), most_Q, positions_Q, num_rows)
+        if not len(num_drafts) and self._has_rested:
+            hoped_QK = np.tile(self._hoped_K, (len(slots_Q), 1))
+            num_drafts = self._best(hoped_QK, most_Q, positions_Q, num_rows)
+            if len(num_drafts):
+                num_drafts = self._of_one(num_drafts, slots_Q)
+        self._drafts = len(num_drafts) > 0
+        if self._drafts:
+            self._has_rested = False
+        else:
+            self._begin_rest()
+        return num_drafts
+
+    def _begin_rest(self) -> None:
+        was_in_vain = self._num_right < FEW_RIGHT
+        self._rest = min(2 * self._rest, LONG_REST) if was_in_vain else float(SHORT_REST)
+        self._resting, self._has_rested, self._num_right = int(self._rest), True, 0
+
+    def _of_one(self, num_drafts: Int32Array, slots_Q: Int32Array) -> Int32Array:
+        """Those of the row of which least is known."""
+        order = self._rates.least_tried(slots_Q)
+        row = next(row for row in order.tolist() if num_drafts[row])
+        alone = np.zeros_like(num_drafts)
+        alone[row] = num_drafts[row]
+        return alone
+
+    def _best(
+        self, survival_QK: FloatArray, most_Q: Int32Array, positions_Q: Int32Array, num_rows: int
+    ) -> Int32Array:
+        """As many as give the most tokens a second, if drafts were right so often."""
+        num_places = self._max_drafts
+        survival_QK[self._number_K > most_Q[:, None]] = -1.0
         num_there = min(int(np.maximum(most_Q, 0).sum()), num_rows)
         # Those first that give most for what they take; ties go to the rows before.
         worth_QK = survival_QK / self._row_s(positions_Q)[:, None]
         if self._costs.pass_s:  # shared by all rows: none has two before others have one
-            worth_QK -= np.where(survival_QK > 0.0, self._power_K, len(self._power_K) + 1) * APART
+            worth_QK -= np.where(survival_QK > 0.0, self._number_K, num_places + 1) * APART
         order = np.argsort(-worth_QK, axis=None, kind="stable")[:num_there]
-        rows = order // len(self._power_K)
-        tokens = len(slots_Q) + _summed(survival_QK.ravel()[order])
-        step_s = self._costs.seconds(len(slots_Q) + np.arange(len(tokens)))
-        step_s += self._passes_s(order % len(self._power_K))
+        rows = order // num_places
+        tokens = len(most_Q) + _summed(survival_QK.ravel()[order])
+        step_s = self._costs.seconds(len(most_Q) + np.arange(len(tokens)))
+        step_s += self._passes_s(order % num_places)
         seen = positions_Q.sum() + _summed(positions_Q[rows])
-        rates = tokens / (self._waits_of_s() + step_s + seen * self._costs.position_s)
+        step_s[0] += self._wait_s(drafts=False)
+        step_s[1:] += self._wait_s(drafts=True)
+        rates = tokens / (step_s + seen * self._costs.position_s)
         best = int(rates.argmax())
         if rates[best] < LEAST_GAIN * rates[0]:
-            self._forget(slots_Q)
-            self._resting = RESTING + 1
             return NO_IDS
-        num_drafts: Int32Array = np.bincount(rows[:best], minlength=len(slots_Q)).astype(np.int32)
+        num_drafts: Int32Array = np.bincount(rows[:best], minlength=len(most_Q)).astype(np.int32)
         return num_drafts
 
     def waited(self, seconds: float) -> None:
         """The device has waited so long for a step: one step less takes so much less, too."""
-        self._waits_s.append(seconds)
+        self._waits_s[self._drafts].append(seconds)
 
-    def _waits_of_s(self) -> float:
-        """What a step takes beside its computing: the middle of the last waits."""
-        waits_s = sorted(self._waits_s)
+    def _wait_s(self, drafts: bool) -> float:
+        """What a step takes beside its computing: the middle of the last waits. One with drafts
+        takes the host longer."""
+        waits_s = sorted(self._waits_s[drafts] or self._waits_s[not drafts])
         return waits_s[len(waits_s) // 2] if waits_s else 0.0
-
-    def _forget(self, slots_Q: Int32Array) -> None:
-        """As after this step without drafts and those that follow it."""
-        kept = FORGETTING ** (1 + RESTING)
-        self._tried_N[slots_Q] *= kept
-        self._right_N[slots_Q] *= kept
-        self._all_tried *= kept
-        self._all_right *= kept
 
     def _passes_s(self, numbers: npt.NDArray[np.integer[Any]]) -> FloatArray:
         """What a drafter takes for the first of these drafts, the first two …, by their numbers in
         their rows: each pass gives all rows one that have so many."""
-        rows_K = np.cumsum(numbers[:, None] == self._power_K - 1, axis=0)
+        rows_K = np.cumsum(numbers[:, None] == self._number_K - 1, axis=0)
         passes_s: FloatArray = self._costs.pass_seconds(rows_K).sum(axis=1)
         return np.concatenate(([0.0], passes_s))
 
@@ -147,23 +173,14 @@ class DraftController:
 
     def seen(self, slots: Int32Array, offered: Int32Array, right: Int32Array) -> None:
         """So many drafts of these slots were there, and so many, the first of them, were right."""
-        self._resting = 0
-        tried = np.minimum(right + 1, offered)  # behind a wrong one nothing is learned
-        self._tried_N[slots] = self._tried_N[slots] * MEMORY + tried
-        self._right_N[slots] = self._right_N[slots] * MEMORY + right
-        self._all_tried = self._all_tried * MEMORY + float(tried.sum())
-        self._all_right = self._all_right * MEMORY + float(right.sum())
+        self._resting = self._num_untried = 0
+        self._has_rested = False
+        self._num_right += int(right.sum())
+        self._rates.seen(slots, offered, right)
 
     def found(self, slots: Int32Array, num_found: Int32Array) -> None:
         """So many drafts are there for the next step of these slots."""
         self._found_N[slots] = num_found
-
-    def _rate(self, slots_Q: Int32Array) -> FloatArray:
-        """What is believed of each row's drafts: what was seen of them, and of all until now."""
-        of_all = (self._all_right + self._first_right) / (self._all_tried + self._first_weight)
-        right_Q = self._right_N[slots_Q] + OTHERS_WEIGHT * of_all
-        rate_Q: FloatArray = right_Q / (self._tried_N[slots_Q] + OTHERS_WEIGHT)
-        return rate_Q
 
 
 def _summed(values: npt.NDArray[Any]) -> FloatArray:
