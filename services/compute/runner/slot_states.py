@@ -103,6 +103,7 @@ class SlotStates:
         numbers = rows.number_S[:num_decodes]
         if not numbers.any():
             return rows
+        self._any_drafts = True  # also where a drafter has just written them
         drafts = self.drafts_NK[rows.slots_R[:num_decodes], numbers - 1]
         tokens_T, draft_S = rows.tokens_T.copy(), rows.draft_S.copy()
         tokens_T[:num_decodes] = np.where(

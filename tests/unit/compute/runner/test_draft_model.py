@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from common.config import PACKAGES
 from common.errors import ConfigError
@@ -16,6 +18,9 @@ from services.compute.runner.eager import CPU
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.registry import load_runner
+from services.compute.runner.row_costs import measure
+from services.compute.sampling.sampler import Sampler
+from services.compute.step import StepPlan
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_server import Server
@@ -53,6 +58,28 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
     monkeypatch.setattr(draft_model, "READ_AT_ONCE", 8)
     stats = answers(load_on_cpu(folder, settings), settings).scheduler.stats()
     assert stats.accepted_drafts_total == stats.drafts_total > 5
+
+
+def test_each_step_by_which_passes_are_timed_has_its_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(make_model("llama"), tmp_path)
+    runner = load_on_cpu(folder, drafting_with(folder))
+    forward, guess = runner.forward, Sampler.guess
+    num_passes, guessed = [], []
+
+    def count(plan: StepPlan) -> object:
+        num_passes.append(int(plan.num_drafts.max(initial=0)))
+        return forward(plan)
+
+    def note(self: Sampler, logits_PV: Tensor, *about: Any) -> Tensor:
+        guessed.append(len(logits_PV))
+        return guess(self, logits_PV, *about)
+
+    monkeypatch.setattr(runner, "forward", count)
+    monkeypatch.setattr(Sampler, "guess", note)
+    measure(runner)
+    assert len(guessed) == sum(num_passes) > 0
 
 
 def test_more_or_fewer_ids_without_a_text_do_not_matter(tmp_path: Path) -> None:
