@@ -65,11 +65,12 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         check_ranks(plan, device_of(plan, machine), len(gpus_in(env)))
         inspect = partial(check, plan, machine)
         model = find_model(plan.model, with_weights=plan.needs_weights, inspect=inspect)
+        drafting = with_drafter(plan, partial(check, machine=machine, folder=Path(model.path)))
         for abandoned in remove_abandoned(time.time()):
             structlog.get_logger().info("removed the folder of a killed run", path=abandoned)
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
-        tables = tables_of_run(with_drafter(plan), model, run_dir, console.log_format)
+        tables = tables_of_run(drafting, model, run_dir, console.log_format)
         write_settings(config, toml_text(tables))
         read_fd, write_fd = os.pipe()  # the services notice when its writing end closes
         stack.callback(os.close, read_fd)

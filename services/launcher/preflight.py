@@ -10,7 +10,7 @@ import glob
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,7 +20,8 @@ from common.errors import ConfigError, ModelError
 from common.expert_shape import check_spread
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import read_model_config, sampling_defaults
-from common.quantization import check_at_load, read_quantization
+from common.quantization import QuantizationConfig, check_at_load, read_quantization
+from services.launcher.drafter import named_drafter
 from services.launcher.model import has_weights, weight_bytes
 from services.launcher.plan import SETTINGS, Plan
 
@@ -102,11 +103,17 @@ class Need:
     cache_tokens: int
     swap: int
     dtype: str
+    drafter: int = 0  # weights and cache of what drafts
+
+    @property
+    def model(self) -> int:
+        return self.weights + self.cache + self.drafter
 
     def text(self) -> str:
+        drafter = f", its drafter {gib(self.drafter)}" if self.drafter else ""
         return (
             f"its weights take {gib(self.weights)} as {self.dtype} and a cache of "
-            f"{self.cache_tokens:,} tokens {gib(self.cache)}"
+            f"{self.cache_tokens:,} tokens {gib(self.cache)}{drafter}"
         )
 
 
@@ -200,12 +207,9 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
     dtype = plan.value("compute", "dtype")
     if dtype not in ITEM_BYTES:
         dtype = "bfloat16" if device == "cuda" or machine.fast_bf16 else "float32"
-    kind = plan.value("compute", "quantization") if quantization is None else quantization.kind
     is_coded = device == "cuda" or dtype == "bfloat16"
-    num_coded = shape.num_layer_weights
-    if quantization is not None and quantization.of_experts:
-        num_coded = shape.num_expert_weights
-    need = _need(plan, folder, shape, dtype, kind if is_coded else "", num_coded)
+    need = _need(plan, folder, shape, quantization, dtype, is_coded)
+    need = replace(need, drafter=_drafter_bytes(plan, dtype, is_coded))
     if device == "cuda":
         _check_gpus(plan, machine, need)
         _check_host(plan, machine, Need(0, 0, 0, need.swap, dtype))
@@ -214,13 +218,22 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
 
 
 def _need(
-    plan: Plan, folder: Path, shape: DecoderShape, dtype: str, kind: str, num_coded: int
+    plan: Plan,
+    folder: Path,
+    shape: DecoderShape,
+    quantization: QuantizationConfig | None,
+    dtype: str,
+    is_coded: bool,
 ) -> Need:
     """Sum up the weights, from the files if they are here, and the smallest cache that works.
 
-    Of quantized weights so many count as codes of this kind. Without one they count as the
-    numbers that they stand for, by which a CPU multiplies where the dtype is not bfloat16.
+    Where `is_coded`, quantized weights count as codes; else as the numbers that they stand for, by
+    which a CPU multiplies where the dtype is not bfloat16.
     """
+    kind = plan.value("compute", "quantization") if quantization is None else quantization.kind
+    num_coded = shape.num_layer_weights
+    if quantization is not None and quantization.of_experts:
+        num_coded = shape.num_expert_weights
     item_bytes = kv_bytes = ITEM_BYTES[dtype]
     if plan.value("compute", "kv_cache_dtype") in ("fp8", "int8"):
         kv_bytes = 1
@@ -230,7 +243,7 @@ def _need(
     tokens = _whole(plan, "max_batched_token_mem") or _whole(plan, "max_model_len")
     tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)
     positions = _whole(plan, "max_model_len") or shape.max_position_embeddings
-    if kind in CODE_BYTES:
+    if is_coded and kind in CODE_BYTES:
         weights = (shape.num_weights - num_coded) * item_bytes + int(num_coded * CODE_BYTES[kind])
         dtype = f"{kind} and {dtype}"
     return Need(
@@ -242,12 +255,29 @@ def _need(
     )
 
 
+def _drafter_bytes(plan: Plan, dtype: str, is_coded: bool) -> int:
+    """Of a small model its weights and its part of the cache, of a head its files; 0 where nothing
+    has weights, or nobody has downloaded them yet."""
+    drafter = named_drafter(plan)
+    if drafter is None or not (drafter.folder / "config.json").is_file():
+        return 0
+    if drafter.is_head:
+        return weight_bytes(drafter.folder, ITEM_BYTES[dtype])
+    try:
+        raw = read_model_config(drafter.folder)
+        about = read_shape(raw), read_quantization(raw)
+    except ModelError as error:
+        raise ModelError(f"--speculative-config: {drafter.folder}: {error}") from None
+    need = _need(plan, drafter.folder, *about, dtype, is_coded)
+    return need.weights + need.cache
+
+
 def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
     share, count = _number(plan, "gpu_memory_utilization"), plan.num_processes
     parts = count // plan.num_copies
     for number, gpu in enumerate(machine.gpus[: plan.most_computes * count]):
         room = int(gpu.total_bytes * share) - gpu.used_bytes
-        if (need.weights + need.cache) // parts > room:
+        if need.model // parts > room:
             split = f", over {parts} GPUs" if parts > 1 else ""
             idle = len(machine.gpus) - plan.most_computes * count
             advice = _advice(need) + (", or raise --tensor-parallel-size" if idle > 0 else "")
@@ -260,11 +290,11 @@ def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
 
 def _check_host(plan: Plan, machine: Machine, need: Need) -> None:
     count = plan.most_computes * plan.num_copies
-    total = count * (need.weights + need.cache + need.swap)
+    total = count * (need.model + need.swap)
     if total <= machine.host_bytes:
         return
     free = gib(machine.host_bytes)
-    if count * (need.weights + need.cache) <= machine.host_bytes:
+    if count * need.model <= machine.host_bytes:
         raise ConfigError(
             f"--swap-space {need.swap / GIB:g}: {free} of memory are free on this machine"
         )
@@ -276,6 +306,8 @@ def _check_host(plan: Plan, machine: Machine, need: Need) -> None:
 
 
 def _advice(need: Need) -> str:
+    if need.drafter > need.weights + need.cache:
+        return "choose a smaller drafter, or leave --speculative-config out"
     if need.cache > need.weights:
         return "lower --max-model-len or --max-batched-token-mem"
     options = {"float32": ", or --dtype bfloat16"}

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from common.beacon import is_ready
 from common.config import LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE
@@ -127,12 +128,15 @@ class ServiceProcess:
         plan = assignment.plan
         alone = replace(plan, counts=Counts())  # on this node, as far as this replica knows
         is_compute = self._service == "compute"
-        inspect = partial(check, alone, look(os.environ)) if is_compute else lambda folder: None
+        machine = look(os.environ) if is_compute else None
+        inspect = partial(check, alone, machine) if machine else lambda folder: None
         with_weights = is_compute and plan.needs_weights
         find = partial(find_model, plan.model, with_weights=with_weights, inspect=inspect)
         model = await asyncio.to_thread(find)
-        if is_compute:
-            plan = await asyncio.to_thread(with_drafter, plan)
+        if machine:
+            check_plan = partial(check, machine=machine, folder=Path(model.path))
+            alone = await asyncio.to_thread(with_drafter, alone, check_plan)
+            plan = replace(alone, counts=plan.counts)
         create_keys(spot.keys, assignment.keys)
         env = environment_of(self._name, plan, os.environ)
         config = os.path.join(spot.run_dir, "slipstream.toml")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ModelError
+from common.errors import ConfigError, ModelError
 from services.launcher.drafter import with_drafter
 from services.launcher.plan import Counts, Plan, make_plan
 
@@ -39,3 +39,15 @@ def test_settings_without_a_model_stay_as_they_are(config: str) -> None:
 def test_a_drafter_that_is_not_there_is_said_to_be_one() -> None:
     with pytest.raises(ModelError, match="--speculative-config: there is no folder ./nothing"):
         with_drafter(plan_with('{"model": "./nothing"}'))
+
+
+def test_a_plan_with_its_drafter_may_be_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+
+    def refuse(plan: Plan) -> None:
+        assert json.loads(plan.value("compute", "speculative_config"))["model"] == str(tmp_path)
+        raise ConfigError("too large")
+
+    with pytest.raises(ConfigError, match="^too large$"):
+        with_drafter(plan_with(json.dumps({"model": str(tmp_path)})), refuse)

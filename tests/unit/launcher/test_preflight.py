@@ -100,6 +100,32 @@ def test_the_weights_are_those_of_the_files_where_they_are_here(tmp_path: Path) 
     assert "its weights take 16.0 GiB as bfloat16" in said
 
 
+def test_a_drafter_counts_with_its_part_of_the_cache(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    drafting = {"dtype": "bfloat16", "speculative_config": json.dumps({"model": str(small)})}
+    folder, machine = folder_of(tmp_path), replace(LAPTOP, host_bytes=17 * GIB)
+    check(plan_of({"compute": drafting}), machine, folder)  # it is not here yet
+    folder_of(small, num_hidden_layers=8)
+    said = refused(plan_of({"compute": drafting}), folder, machine)
+    assert "its weights take 15.0 GiB as bfloat16 and a cache of 16 tokens" in said
+    assert ", its drafter 5.4 GiB, and 17.0 GiB are free" in said
+    folder_of(tmp_path, num_hidden_layers=1)
+    said = refused(plan_of({"compute": drafting}), folder, replace(LAPTOP, host_bytes=6 * GIB))
+    assert said.endswith("; choose a smaller drafter, or leave --speculative-config out")
+
+
+def test_of_a_head_its_files_count(tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    head.mkdir()
+    folder_of(head, architectures=["LlamaForCausalLMEagle3"])
+    write_header(head / "model.safetensors", {"a": [1 << 15, 1 << 16]})
+    config = json.dumps({"method": "eagle3", "model": str(head)})
+    drafting = {"dtype": "bfloat16", "speculative_config": config}
+    said = refused(plan_of({"compute": drafting}), folder_of(tmp_path), LAPTOP)
+    assert ", its drafter 4.0 GiB, and 16.0 GiB are free" in said
+
+
 @pytest.mark.parametrize(("kind", "size"), [("Q4_K", 19.0), ("Q2_K", 17.0)])
 def test_blocks_of_a_gguf_file_stay_small_but_in_float32(
     kind: str, size: float, tmp_path: Path
