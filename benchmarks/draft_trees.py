@@ -78,11 +78,13 @@ class Writer:
         return model.eval()
 
     @torch.inference_mode()
-    def write(self, prompt: list[int], temperature: float, seed: int) -> Text:
+    def write(
+        self, prompt: list[int], temperature: float, seed: int, past_end: bool = False
+    ) -> Text:
         large, small = self._models
         ids, given, cache = [*prompt], prompt, None
         rows, noises = [], []
-        while len(ids) < len(prompt) + MAX_TOKENS and ids[-1] != END:
+        while len(ids) < len(prompt) + MAX_TOKENS and (past_end or ids[-1] != END):
             out = large(torch.tensor([given]), past_key_values=cache, use_cache=True)
             logits_V, cache = out.logits[0, -1], out.past_key_values
             index = np.array([len(ids) - len(prompt)])
