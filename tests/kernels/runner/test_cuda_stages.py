@@ -57,12 +57,12 @@ class InTurn:
 
 
 def said(runner: PackingRunner, settings: ComputeSettings) -> Server:
-    """A greedy text with scores of its prompt, and a sampled one of few words."""
+    """A greedy text with scores of its prompt, and a sampled one that mostly repeats one word."""
     server = Server(runner, settings)
     scored = replace(GREEDY, max_tokens=2, num_prompt_logprobs=1)
     server.ask(0, PROMPTS[0][:9], scored)
-    few_words = replace(GREEDY, max_tokens=6, temperature=0.8, logit_bias=((5, 40.0), (9, 40.0)))
-    server.ask(1, [5, 5, 9, 5, 5], few_words)
+    few_words = replace(GREEDY, max_tokens=8, temperature=0.8, logit_bias=((5, 40.0), (9, 37.0)))
+    server.ask(1, [9, 5, 5, 5, 5], few_words)
     server.run()
     return server
 
