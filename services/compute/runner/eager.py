@@ -143,7 +143,8 @@ class EagerExecutor:
         self._drafting: EagerDrafting | None = None
         if loader.drafts is not None and make_drafter is not None:
             host = Host(spec, self._sampler, self._tables_GNL, self._spans)
-            self._drafting = EagerDrafting(loader.drafts, make_drafter(host), spec.num_stages)
+            about = spec.num_stages, loader.ranks
+            self._drafting = EagerDrafting(loader.drafts, make_drafter(host), *about)
         rows = spec.max_num_seqs
         sizes = {
             UploadKind.ENTRIES: entries_size(loader.max_positions),

@@ -7,7 +7,9 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.slot_entries import read_entries
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.eager_decoder import SeenStates
@@ -43,12 +45,18 @@ class EagerDrafting:
     behind them in one launch."""
 
     def __init__(
-        self, settings: SpeculativeSettings, drafter: Drafter, num_stages: int = 1
+        self,
+        settings: SpeculativeSettings,
+        drafter: Drafter,
+        num_stages: int = 1,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """As many steps as stages are all sequences' next tokens, and drafts are to be said."""
+        """As many steps as stages are all sequences' next tokens, and drafts are to be said. Each of
+        the ranks has a drafter."""
         self._settings = settings
         self._drafter = drafter
         self._num_stages = num_stages
+        self._ranks = ranks
         # A drafter that computes has to know each step, and does not look for anything.
         self._patience = sys.maxsize if drafter.computes else PATIENCE
         self._unread: list[tuple[Int64Array, Int64Array, BoolArray]] = []  # columns of steps
@@ -90,7 +98,16 @@ class EagerDrafting:
             np.diff(firsts, append=num_decodes) - 1,
         )
         yield from self._drafter.draft(decodes, states.drafts_NK)
+        self._agree(states, decodes)
         return states.with_drafts(rows, num_decodes)
+
+    def _agree(self, states: SlotStates, decodes: DecodeRows) -> None:
+        """Take rank 0's guesses: ranks whose products differ in their last bits may make others,
+        and all have to compute the same rows."""
+        if self._ranks.size == 1 or not decodes.num_drafts_Q.any():
+            return
+        drafts_QK = torch.from_numpy(states.drafts_NK[decodes.slots_Q])
+        states.drafts_NK[decodes.slots_Q] = self._ranks.of_first(drafts_QK).numpy()
 
     def watch(self) -> SeenStates | None:
         """What keeps the states of a step that the drafter has to see."""

@@ -50,6 +50,12 @@ L = TypeVar("L")
 
 KV_CACHE_DTYPES = {"fp8": FP8, "int8": INT8}
 
+OF_DRAFTER = {
+    "speculative_config": "off", "max_model_len": 0, "enable_expert_parallel": False,
+    "expert_counts": "", "num_redundant_experts": 0, "enable_eplb": False,
+}  # fmt: skip
+"""Of the settings those of the model that are not a drafter's: every rank has all of it."""
+
 CPU_MEMORY_SHARE = 0.25
 """Of the memory that is available: the weights, the other services and the system want theirs."""
 
@@ -119,8 +125,7 @@ class ModelLoader:
         drafts = self.drafts
         if drafts is None or drafts.method != "draft_model":
             return None
-        changes = {"speculative_config": "off", "max_model_len": 0}
-        folder, settings = locate(drafts.model), self.settings.model_copy(update=changes)
+        folder, settings = locate(drafts.model), self.settings.model_copy(update=OF_DRAFTER)
         drafter = ModelLoader.read(folder, settings, self.device)
         sizes = self.config.shape.vocab_size, drafter.config.shape.vocab_size
         if complaint := other_vocabulary((self.folder, folder), sizes):

@@ -185,10 +185,15 @@ def check_drafter(settings: ComputeSettings) -> None:
             "CPU; leave it out."
         )
     what = f"the method {drafts.method}" if drafts.is_head else "a draft model"
-    if settings.num_ranks > 1:
+    if settings.prefill_context_parallel_size > 1:
         raise ConfigError(
-            f"compute.speculative_config: {what} cannot draft for a model that several ranks "
-            f"compute yet; leave compute.{_ranks_name(settings)} out, or take the method ngram."
+            f"compute.speculative_config: {what} cannot draft for ranks that share the tokens of "
+            f"prompts yet; leave compute.{CONTEXT} out, or take the method ngram."
+        )
+    if drafts.rejects and settings.tensor_parallel_size > 1:
+        raise ConfigError(
+            "compute.speculative_config: the acceptance rejection is there to be compared in one "
+            f"process; leave it or compute.{TENSOR} out."
         )
     if settings.pipeline_parallel_size > 1:
         raise ConfigError(

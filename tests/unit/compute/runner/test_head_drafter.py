@@ -17,11 +17,13 @@ from services.compute.models.draft_head import ModelEnds
 from services.compute.runner import eager, head_drafter, read_rows
 from services.compute.runner.eager_drafters import DrafterMaker, Host
 from services.compute.runner.model_loader import ModelLoader
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.speculative.acceptance import NO_DRAFT
 from services.compute.speculative.drafter import ChunkRows, DecodeRows, Drafter
 from services.compute.step import Int32Array, Int64Array
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.distributed.rank_threads import RankThreads
 from tests.unit.compute.draft_heads import save_head
 from tests.unit.compute.engine_histories import EOS_IDS
 from tests.unit.compute.engine_server import Restricted, Server
@@ -131,20 +133,26 @@ def talk(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "variant", "every"),
+    ("method", "variant", "every", "num_ranks"),
     [
-        ("eagle3", "llama", 1),
-        ("eagle3", "llama", 5),
-        ("eagle", "llama", 1),
-        ("medusa", "llama", 1),
-        ("mtp", "deepseek_v3", 1),
-        ("mtp", "glm4_moe", 1),
+        ("eagle3", "llama", 1, 1),
+        ("eagle3", "llama", 5, 1),
+        ("eagle", "llama", 1, 1),
+        ("medusa", "llama", 1, 1),
+        ("mtp", "deepseek_v3", 1, 1),
+        ("mtp", "glm4_moe", 1, 1),
+        ("eagle3", "llama", 5, 2),
+        ("eagle", "llama", 1, 2),
+        ("medusa", "llama", 1, 2),
+        ("mtp", "deepseek_v3", 1, 2),
+        ("mtp", "glm4_moe", 1, 2),
     ],
 )
 def test_drafts_are_those_of_the_whole_text(
     method: str,
     variant: str,
     every: int,
+    num_ranks: int,
     tmp_path: Path,
     watched: list[Watched],
     monkeypatch: pytest.MonkeyPatch,
@@ -164,13 +172,19 @@ def test_drafts_are_those_of_the_whole_text(
     changes = {"speculative_config": config, "swap_space": swap_space}
     settings = SETTINGS.model_copy(update=changes)
     few = {"num_pages": 10, "num_host_pages": num_host_pages, "eos_token_ids": EOS_IDS}
+    ranks = RankThreads(folder, settings, num_ranks)
+    runners = PackingRunner(ranks), load_on_cpu(folder, SETTINGS)
     servers = [
-        Server(Restricted(load_on_cpu(folder, each), **few), each) for each in (settings, SETTINGS)
+        Server(Restricted(runner, **few), each)
+        for runner, each in zip(runners, (settings, SETTINGS), strict=True)
     ]
-    (drafter,) = watched
     for server in servers:
         talk(server)
+    ranks.close()
     assert servers[0].tokens == servers[1].tokens
+    assert len(watched) == num_ranks
+    drafter, *others = watched
+    assert all(drafter.noted == other.noted for other in others)
     assert len(drafter.noted) >= 40 // every
     for text, drafts in drafter.noted[::2]:
         bias_V = 0 * BIAS_V if text[len(STEM)] % 2 else BIAS_V
