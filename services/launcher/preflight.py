@@ -105,9 +105,9 @@ class Need:
     dtype: str
     drafter: int = 0  # weights and cache of what drafts
 
-    @property
-    def model(self) -> int:
-        return self.weights + self.cache + self.drafter
+    def model(self, num_parts: int = 1) -> int:
+        """Of each of so many processes that have a part of the model, and all of what drafts."""
+        return (self.weights + self.cache) // num_parts + self.drafter
 
     def text(self) -> str:
         drafter = f", its drafter {gib(self.drafter)}" if self.drafter else ""
@@ -277,8 +277,9 @@ def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
     parts = count // plan.num_copies
     for number, gpu in enumerate(machine.gpus[: plan.most_computes * count]):
         room = int(gpu.total_bytes * share) - gpu.used_bytes
-        if need.model // parts > room:
+        if need.model(parts) > room:
             split = f", over {parts} GPUs" if parts > 1 else ""
+            split += ", each with all of the drafter" if split and need.drafter else ""
             idle = len(machine.gpus) - plan.most_computes * count
             advice = _advice(need) + (", or raise --tensor-parallel-size" if idle > 0 else "")
             raise ConfigError(
@@ -289,12 +290,13 @@ def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
 
 
 def _check_host(plan: Plan, machine: Machine, need: Need) -> None:
-    count = plan.most_computes * plan.num_copies
-    total = count * (need.model + need.swap)
+    count, parts = plan.most_computes * plan.num_copies, plan.num_processes // plan.num_copies
+    model = parts * need.model(parts)
+    total = count * (model + need.swap)
     if total <= machine.host_bytes:
         return
     free = gib(machine.host_bytes)
-    if count * need.model <= machine.host_bytes:
+    if count * model <= machine.host_bytes:
         raise ConfigError(
             f"--swap-space {need.swap / GIB:g}: {free} of memory are free on this machine"
         )

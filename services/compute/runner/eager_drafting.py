@@ -51,8 +51,8 @@ class EagerDrafting:
         num_stages: int = 1,
         ranks: Ranks = ALONE,
     ) -> None:
-        """As many steps as stages are all sequences' next tokens, and drafts are to be said. Each of
-        the ranks has a drafter."""
+        """As many steps as stages are all sequences' next tokens, and drafts are to be said; each
+        of the ranks has a drafter."""
         self._settings = settings
         self._drafter = drafter
         self._num_stages = num_stages

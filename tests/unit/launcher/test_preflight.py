@@ -115,6 +115,19 @@ def test_a_drafter_counts_with_its_part_of_the_cache(tmp_path: Path) -> None:
     assert said.endswith("; choose a smaller drafter, or leave --speculative-config out")
 
 
+def test_every_rank_has_all_of_the_drafter(tmp_path: Path) -> None:
+    folder, small = folder_of(tmp_path), tmp_path / "small"
+    small.mkdir()
+    folder_of(small, num_hidden_layers=8)  # 5.4 GiB, where half of the large model takes 7.5
+    split = {"tensor_parallel_size": 2, "load_format": "dummy"}
+    drafting = split | {"speculative_config": json.dumps({"model": str(small)})}
+    gpus = replace(SERVER, gpus=(Gpu(13 * GIB, 0),) * 2)
+    check(plan_of({"compute": split}), gpus, folder)
+    said = refused(plan_of({"compute": drafting}), folder, gpus)
+    assert "its drafter 5.4 GiB, over 2 GPUs, each with all of the drafter, and of its 13" in said
+    check(plan_of({"compute": drafting}), replace(SERVER, gpus=(Gpu(15 * GIB, 0),) * 2), folder)
+
+
 def test_of_a_head_its_files_count(tmp_path: Path) -> None:
     head = tmp_path / "head"
     head.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ from common.errors import ConfigError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner import draft_model, read_rows
+from services.compute.runner.draft_model import DraftModel
 from services.compute.runner.eager import CPU
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.registry import load_runner
 from services.compute.runner.row_costs import measure
 from services.compute.sampling.sampler import Sampler
-from services.compute.step import StepPlan
+from services.compute.speculative.drafter import DecodeRows
+from services.compute.step import Int64Array, StepPlan
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.distributed.rank_threads import RankThreads
 from tests.unit.compute.engine_server import Server
 from tests.unit.compute.seldom_drafts import Seldom
 from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
@@ -121,9 +125,50 @@ def test_a_model_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> Non
         ModelLoader.read(large, drafting_with(small), CPU)
 
 
-def test_it_does_not_draft_for_a_model_that_is_split() -> None:
-    settings = drafting_with(Path("small")).model_copy(update={"tensor_parallel_size": 2})
-    with pytest.raises(ConfigError, match="leave compute.tensor_parallel_size out"):
+def test_each_rank_of_a_mixture_has_all_of_what_drafts_for_it(tmp_path: Path) -> None:
+    """Whole experts are spread over ranks, and the drafter has none."""
+    large = save_model(make_model("qwen3_moe"), tmp_path / "large")
+    small = save_model(make_model("llama", **FEW_LAYERS), tmp_path / "small")
+    spread = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    settings = drafting_with(small).model_copy(update=spread)
+    ranks = RankThreads(large, settings, 2)
+    found = answers(PackingRunner(ranks), settings)
+    ranks.close()
+    stats = found.scheduler.stats()
+    assert stats.drafts_total > stats.accepted_drafts_total
+    assert found.tokens == answers(load_on_cpu(large, SETTINGS), SETTINGS).tokens
+
+
+def test_ranks_compute_the_drafts_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that drafts for itself is always right, whatever the drafter of another rank says."""
+    folder = save_model(make_model("llama"), tmp_path)
+    settings = drafting_with(folder)
+    draft, drafters = DraftModel.draft, dict[DraftModel, int]()
+
+    def draft_otherwise(
+        self: DraftModel, decodes: DecodeRows, drafts_NK: Int64Array
+    ) -> Iterable[bool]:
+        yield from draft(self, decodes, drafts_NK)
+        if drafters.setdefault(self, 0):
+            drafts_NK[decodes.slots_Q, :2] = 7
+
+    monkeypatch.setattr(DraftModel, "draft", draft_otherwise)
+    ranks = RankThreads(folder, settings, 2)
+    for rank, executor in enumerate(ranks.executors):
+        drafters[executor._drafting._drafter] = rank  # type: ignore[attr-defined]
+    found = answers(PackingRunner(ranks), settings)
+    ranks.close()
+    stats = found.scheduler.stats()
+    assert stats.accepted_drafts_total == stats.drafts_total > 5
+    assert found.tokens == answers(load_on_cpu(folder, SETTINGS), SETTINGS).tokens
+
+
+def test_by_rejection_it_does_not_draft_for_a_model_that_is_split() -> None:
+    settings = drafting_with(Path("small"), acceptance="rejection")
+    settings = settings.model_copy(update={"device": "cpu", "tensor_parallel_size": 2})
+    with pytest.raises(ConfigError, match="leave it or compute.tensor_parallel_size out"):
         load_runner(Path("nowhere"), settings)
 
 

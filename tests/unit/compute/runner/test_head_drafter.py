@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from services.compute.runner.packing_runner import PackingRunner
 from services.compute.speculative.acceptance import NO_DRAFT
 from services.compute.speculative.drafter import ChunkRows, DecodeRows, Drafter
 from services.compute.step import Int32Array, Int64Array
+from tests.cases import num_cases
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.rank_threads import RankThreads
@@ -132,31 +134,37 @@ def talk(server: Server) -> None:
     assert server.cached[16] >= 64  # some of the answer, too
 
 
+class Case(NamedTuple):
+    method: str
+    variant: str
+    every: int = 1  # of so many steps one has drafts
+    num_ranks: int = 1
+
+
 @pytest.mark.parametrize(
-    ("method", "variant", "every", "num_ranks"),
+    "case",
     [
-        ("eagle3", "llama", 1, 1),
-        ("eagle3", "llama", 5, 1),
-        ("eagle", "llama", 1, 1),
-        ("medusa", "llama", 1, 1),
-        ("mtp", "deepseek_v3", 1, 1),
-        ("mtp", "glm4_moe", 1, 1),
-        ("eagle3", "llama", 5, 2),
-        ("eagle", "llama", 1, 2),
-        ("medusa", "llama", 1, 2),
-        ("mtp", "deepseek_v3", 1, 2),
-        ("mtp", "glm4_moe", 1, 2),
-    ],
+        Case("eagle3", "llama"),
+        Case("eagle3", "llama", every=5),
+        Case("eagle", "llama"),
+        Case("medusa", "llama"),
+        Case("mtp", "deepseek_v3"),
+        Case("mtp", "glm4_moe"),
+        Case("eagle3", "llama", every=5, num_ranks=2),
+        Case("eagle", "llama", num_ranks=2),
+        Case("medusa", "llama", num_ranks=2),
+        Case("mtp", "deepseek_v3", num_ranks=2),
+        Case("mtp", "glm4_moe", num_ranks=2),
+    ][: num_cases(10, 11)],
+    ids=lambda case: " ".join(map(str, case)),
 )
 def test_drafts_are_those_of_the_whole_text(
-    method: str,
-    variant: str,
-    every: int,
-    num_ranks: int,
+    case: Case,
     tmp_path: Path,
     watched: list[Watched],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    method, variant, every, num_ranks = case
     monkeypatch.setattr(read_rows, "FEW", 2)
     monkeypatch.setattr(head_drafter, "READ_AT_ONCE", 16)
     monkeypatch.setattr(Seldom, "every", every)

@@ -60,9 +60,9 @@ def test_a_model_without_layers_for_further_tokens_is_refused(model: Path, tmp_p
         ModelLoader.read(tmp_path, drafting_with("mtp"), CPU)
 
 
-def test_heads_do_not_draft_for_a_model_that_is_split() -> None:
-    settings = drafting_with("mtp").model_copy(update={"tensor_parallel_size": 2})
-    with pytest.raises(ConfigError, match="method mtp cannot draft for a model that several ranks"):
+def test_heads_do_not_draft_for_ranks_that_share_prompts() -> None:
+    settings = drafting_with("mtp").model_copy(update={"prefill_context_parallel_size": 2})
+    with pytest.raises(ConfigError, match="method mtp cannot draft for ranks that share"):
         load_runner(Path("nowhere"), settings)
 
 
