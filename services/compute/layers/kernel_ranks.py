@@ -68,6 +68,10 @@ class KernelRanks(Protocol):
         """How so many samples are drawn from parts of logits; None: they need all."""
         ...
 
+    def agree(self, words_NW: Tensor) -> None:
+        """Replace these words (int32), no more than there are logits, by rank 0's."""
+        ...
+
 
 class OneRank:
     """All of a model is here."""
@@ -103,6 +107,9 @@ class OneRank:
 
     def vocabulary_part(self, num_samples: int) -> None:
         return None
+
+    def agree(self, words_NW: Tensor) -> None:
+        pass
 
 
 class RankSizes(NamedTuple):
@@ -196,6 +203,12 @@ class SplitRanks:
         memory = self._block.memory
         share = partial(share_best, self._words.addresses_R, memory=memory)
         return VocabularyPart(self._begins[memory.rank], share)
+
+    def agree(self, words_NW: Tensor) -> None:
+        own = self._logits.own[: words_NW.numel()]  # which nobody reads any more
+        own.view(words_NW.dtype).view(words_NW.shape).copy_(words_NW)
+        first_alone = (0, *[words_NW.shape[1]] * (len(self._begins) - 1))
+        side_by_side(self._logits.addresses_R, first_alone, words_NW, self._block.memory)
 
 
 def kernel_ranks(ranks: Ranks, sizes: RankSizes, delta_TE: Tensor) -> KernelRanks:

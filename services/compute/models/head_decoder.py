@@ -29,6 +29,8 @@ class HeadDecoder(Decoder[AnyLinear]):
 
     drafts: DraftHead
     x_TE: Tensor  # as many as a step may have
+    shares_head: bool
+    """Logits are the model's to make of its states: ranks may have a part of the head each."""
 
     @property
     def leaves_whole(self) -> bool:
@@ -50,7 +52,6 @@ def head_decoder(
     callable as any."""
     norm, last, _ = head.ending
     assert isinstance(last, Linear | QuantizedLinear)
-    is_own = last is not model.head
     return HeadDecoder(
         shape=replace(shape, vocab_size=last.num_out),
         embedding=head.embedding,
@@ -59,8 +60,7 @@ def head_decoder(
         linears=(*linears, last),
         norm=norm,
         head=last,
-        logit_scale=1.0 if is_own else model.logit_scale,
-        logit_softcap=0.0 if is_own else model.logit_softcap,
         drafts=head,
         x_TE=x_TE,
+        shares_head=last is model.head,
     )

@@ -137,6 +137,15 @@ class KernelDecoder:
         decoder.forward(hidden, step)
         step.finish(hidden, is_whole=decoder.leaves_whole or not decoder.is_last)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether other ranks have parts of it."""
+        return self._device.ranks.is_split
+
+    def agree(self, words_NW: Tensor) -> None:
+        """Replace these words (int32), no more than there are logits, by rank 0's."""
+        self._device.ranks.agree(words_NW)
+
     def vocabulary_part(self, num_samples: int) -> VocabularyPart | None:
         """How ranks draw so many samples of a part of the vocabulary each, if they can."""
         return self._device.ranks.vocabulary_part(num_samples)
@@ -144,15 +153,20 @@ class KernelDecoder:
     def logits_at(self, index_S: Tensor, *, is_part: bool = False) -> Tensor:
         """Float32 logits [S, V] after these tokens (int32) of the forward pass before, no more than
         may be sampled; they lie where those of the last call lay. `is_part`: this rank's part."""
-        num_samples = len(index_S)
-        sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
+        sampled_SE = self._sampled_SE[: len(index_S)]
         self.normed_at(index_S, sampled_SE)
-        self._context.agree(sampled_SE)
+        return self.logits_of(sampled_SE, is_part=is_part)
+
+    def logits_of(self, normed_SE: Tensor, *, is_part: bool = False) -> Tensor:
+        """The same of any hidden states behind the final norm."""
+        num_samples = len(normed_SE)
+        logits_SV = self.logits_SV[:num_samples]
+        self._context.agree(normed_SE)
         decoder, ranks = self._decoder, self._device.ranks
         product = self._device.products[type(decoder.head)]
         form = product.row_form(num_samples, decoder.head)
         part_SV = ranks.logits_room(logits_SV)
-        product(self._as(form, sampled_SE), decoder.head, part_SV)
+        product(self._as(form, normed_SE), decoder.head, part_SV)
         if is_part:
             logits_SV = part_SV
         else:

@@ -32,9 +32,11 @@ from services.compute.runner.context_executor import ContextExecutor
 from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.load import load_on
 from services.compute.runner.executor import Executor, UploadKind
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import Int32Array, StepResult
 from tests.kernels.host_stream import HostStream
+from tests.kernels.runner.cuda_runners import load_runner
 from tests.unit.compute.distributed.rank_threads import Meeting, ThreadRanks
 
 
@@ -101,6 +103,9 @@ class ThreadKernelRanks:
             all_SC = torch.cat(self._ranks.exchange(parts_SC), 1)
             mine_SC[:num_samples, : all_SC.shape[1]] = all_SC
         return all_SC.shape[1]
+
+    def agree(self, words_NW: Tensor) -> None:
+        words_NW.copy_(self._ranks.of_first(words_NW))
 
     def complete(self, logits_SV: Tensor) -> None:
         part_SV = self._logits_SV[: len(logits_SV)].clone()
@@ -236,3 +241,12 @@ class SplitExecutor:
 
     def close(self) -> None:
         self._all(lambda rank: self._ranks[rank].close())
+
+
+def load_split(
+    folder: Path, settings: ComputeSettings, device: torch.device, size: int
+) -> PackingRunner:
+    """The runner of a folder on so many ranks; of one it is any test's."""
+    if size == 1:
+        return load_runner(folder, settings, device)
+    return PackingRunner(SplitExecutor(folder, settings, device, size))

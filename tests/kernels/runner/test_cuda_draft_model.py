@@ -16,13 +16,16 @@ import torch
 from common.errors import ConfigError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
+from services.compute.models import kernel_decoder
 from services.compute.runner.cuda import pass_drafter
+from services.compute.runner.cuda.pass_drafter import PassDrafter
 from services.compute.runner.draft_model import DraftModel
 from services.compute.speculative.controller import FixedDrafts
 from services.compute.step import NO_IDS, Int32Array
 from tests.kernels.runner.cuda_runners import ON_GPU, ONE_LAYER, SETTINGS, load_runner
 from tests.kernels.runner.draft_guesses import Guesses
 from tests.kernels.runner.draft_histories import play_with_and_without
+from tests.kernels.runner.split_executor import load_split, thread_ranks
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_server import Restricted, Server
@@ -138,6 +141,31 @@ def test_a_model_that_sees_no_whole_text_is_refused(tmp_path: Path, device: torc
     folder = save_model(make_model("mistral_window", **ONE_LAYER), tmp_path)
     with pytest.raises(ConfigError, match="no layer of this model sees its whole text"):
         load_runner(folder, drafting_with(folder), device)
+
+
+@pytest.mark.skipif(ON_GPU, reason="ranks have a GPU each, and this is one process")
+def test_ranks_compute_the_drafts_of_the_first(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is always right, whatever the drafter of another rank says."""
+    monkeypatch.setattr(kernel_decoder, "kernel_ranks", thread_ranks)
+    agree = PassDrafter._agree
+
+    def differ(drafter: PassDrafter) -> None:
+        if drafter is not machines[0].drafter:
+            drafter._machine.resident.drafts_NK[:, :2] = 7
+        agree(drafter)
+
+    monkeypatch.setattr(PassDrafter, "_agree", differ)
+    folder = save_model(make_model("llama", **ONE_LAYER), tmp_path)
+    settings = drafting_with(folder)
+    runner = load_split(folder, settings, device, 2)
+    machines = runner.executor._machines  # type: ignore[attr-defined]
+    found = answers(Server(runner, settings), GREEDY, DRAWN)
+    plain = SETTINGS.model_copy(update=ON_CPU)
+    assert found.tokens == answers(Server(load_on_cpu(folder, plain), plain), GREEDY, DRAWN).tokens
+    stats = found.scheduler.stats()
+    assert stats.accepted_drafts_total == stats.drafts_total > 4
 
 
 @pytest.mark.gpu

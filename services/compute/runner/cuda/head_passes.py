@@ -72,7 +72,10 @@ class HeadPasses:
         self._caches: list[LayerCache] = []
         self._wide_SV: Tensor | None = None  # logits, if the head has fewer tokens
         self._ids_D = loaded.head.ending.ids_D
-        if decoder.shape.vocab_size != vocab_size or self._ids_D is not None:
+        self._normed_SE: Tensor | None = None  # if the model makes its logits
+        if decoder.shares_head:
+            self._normed_SE = torch.zeros_like(machine.decoder.hidden_TE[: sizes.max_rows])
+        elif decoder.shape.vocab_size != vocab_size or self._ids_D is not None:
             wide = max(sizes.max_rows // 2, 1), vocab_size
             self._wide_SV = torch.full(wide, -torch.inf, device=device)
 
@@ -109,6 +112,10 @@ class HeadPasses:
         self._model.forward("decode", num_rows, self._caches)
 
     def logits(self, num_samples: int) -> Tensor:
+        if self._normed_SE is not None:
+            normed_SE, index_S = self._normed_SE[:num_samples], self.inputs.sample_token_S
+            self._model.decoder.normed_at(index_S[:num_samples], normed_SE)
+            return self._machine.decoder.logits_of(normed_SE)
         logits_SD = self._model.logits(num_samples)
         if self._wide_SV is None:
             return logits_SD
@@ -122,7 +129,7 @@ class HeadPasses:
     def ask(self, num_tokens: int, num_samples: int) -> None:
         self._model.forward("decode", num_tokens, self._caches)
         if num_samples:
-            self._model.logits(num_samples)
+            self.logits(num_samples)
 
     def _read_chunks(self, num_tokens: int) -> None:
         """Those in the inputs."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
 from common.errors import ConfigError
+from services.compute.kernels.tree_sum import NUM_SEGMENTS
 from services.compute.layers.weighted_layers import AnyLinear, KernelLinears
 from services.compute.models.decoder import Decoder
 from services.compute.models.draft_head import ModelEnds
@@ -28,7 +29,7 @@ from services.compute.runner.model_loader import ModelLoader
 def load_drafter(
     loader: ModelLoader, model: Decoder[AnyLinear], make_linear: KernelLinears
 ) -> DrafterMaker:
-    """What drafts for a model that is loaded, with its weights."""
+    """What drafts for a model that is loaded, with its weights: all of it, on each rank."""
     if loader.drafter is None and loader.head is None:
         return TextDrafter
     if not any(span.is_full for span in loader.layout.spans):
@@ -36,6 +37,8 @@ def load_drafter(
             f"{WHERE}: no layer of this model sees its whole text, whose pages a draft model or a "
             "head needs on a GPU; take the method ngram."
         )
+    if make_linear.num_segments:
+        make_linear = replace(make_linear, num_segments=NUM_SEGMENTS)
     if loader.head is not None:
         return _head(loader, loader.head, model, make_linear)
     small = loader.drafter

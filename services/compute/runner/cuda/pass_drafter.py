@@ -35,7 +35,7 @@ from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.slots import Variant
 from services.compute.step import Int32Array
 
-BEGIN = ("drafts",)
+BEGIN, AGREE = ("drafts",), ("agree",)
 
 READ_SIZES = (16, 64, 256, 1024, 2048)
 """Tokens of launches that read what is behind. One stream's hundred tokens are little beside the
@@ -140,6 +140,8 @@ class PassDrafter:
         for variant in GUESSES:
             for size in reversed(self._guess_buckets):
                 yield ("guess", variant, size), partial(self._guess, sampler, variant, size)
+        if self._machine.decoder.is_split:
+            yield AGREE, self._agree
 
     def ask(self, num_tokens: int) -> None:
         if num_tokens <= self._row_buckets[-1]:
@@ -160,6 +162,8 @@ class PassDrafter:
             form = min(number, self._computing.num_forms - 1)
             replay(("draft", form, bucket_of(num_rows, self._row_buckets)))
             replay(("guess", variant, bucket_of(count, self._guess_buckets)))
+        if self._machine.decoder.is_split:
+            replay(AGREE)
 
     def _read_size(self, num_tokens: int) -> int:
         return bucket_of(min(num_tokens, self._read_sizes[-1]), self._read_sizes)
@@ -185,3 +189,9 @@ class PassDrafter:
         inputs = self._computing.inputs
         result_SW = sampler.guess(variant, self._computing.logits(num_samples), inputs)
         keep_guesses(inputs, self._machine.resident, self._drafts.passes, result_SW)
+
+    @torch.inference_mode()
+    def _agree(self) -> None:
+        """Ranks have a drafter each, whose products may have been chosen otherwise, so that drafts
+        may differ; and all have to compute the same rows."""
+        self._machine.decoder.agree(self._machine.resident.drafts_NK)
