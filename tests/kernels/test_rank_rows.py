@@ -8,11 +8,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from common.messages.sampling import SamplingParams
+from services.compute.distributed.symmetric import Shared, SymmetricBlock
 from services.compute.kernels.add_norm import add_norm, add_norm_reference
 from services.compute.kernels.combine_experts import WeightedRows
 from services.compute.kernels.rank_rows import (
@@ -22,6 +25,7 @@ from services.compute.kernels.rank_rows import (
     side_by_side,
 )
 from services.compute.kernels.sample import SampleScratch, VocabularyPart, sample_tokens
+from services.compute.layers.kernel_ranks import RankSizes, SplitRanks
 from services.compute.layers.weighted_layers import Norm
 from tests.kernels.rank_memory import EARLY, Ranks, random
 from tests.kernels.sampling_step import make_step, random_logits
@@ -85,6 +89,34 @@ def test_parts_of_any_width_come_side_by_side(
     side_by_side(ranks.addresses(parts), begins, out_SV, ranks.memory)
 
     assert torch.equal(out_SV, torch.cat(parts, dim=1))
+
+
+class Block:
+    """What all ranks have of their memory, as one of them sees it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self.memory = ranks, ranks.memory
+        self.pieces: list[list[Tensor]] = []  # by rank
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
+        pads, device = self._ranks.pads, self._ranks.device
+        self.pieces.append([torch.zeros(shape, dtype=dtype, device=device) for _ in pads])
+        parts = self.pieces[-1]
+        return Shared(parts[self.memory.rank], self._ranks.addresses(parts))
+
+
+def test_all_ranks_take_the_words_of_the_first(device: torch.device) -> None:
+    block = Block(Ranks(1, 2, device))
+    sizes = RankSizes(4, 64, torch.float32, max_samples=6, logit_begins=(0, 40, 72))
+    split = SplitRanks(cast("SymmetricBlock", block), sizes)
+    ours, theirs = torch.randint(-9, 9, (2, 6, 8), dtype=torch.int32, device=device)
+    logits = block.pieces[2]
+    logits[0][:48] = theirs.flatten().view(torch.float32)
+
+    split.agree(ours_too := ours.clone())
+
+    assert torch.equal(ours_too, theirs)
+    assert torch.equal(logits[1][:48].view(torch.int32), ours.flatten())  # for others to read
 
 
 @pytest.mark.parametrize("begins", [(0, 2000, 3001), (0, 1000, 1500, 2996, 3001)])
