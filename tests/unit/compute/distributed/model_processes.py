@@ -35,6 +35,7 @@ from tests.unit.compute.distributed.served import (
     DUMMY,
     HEARD_SCALE,
     SPREAD,
+    answers,
     take_by_name,
     tokens_of,
 )
@@ -61,8 +62,8 @@ def parts_stand_side_by_side(ranks: Ranks, width: int) -> bool:
 
 
 def be_rank(rank: int, size: int, store: str, folder: Path) -> dict[str, object]:
-    """With a part of every expert, with some experts as a whole, and with all of the model and a
-    share of the prompts, in chunks."""
+    """With a part of every expert, with some experts as a whole, with all of the model as drafter,
+    and with all of the model and a share of the prompts, in chunks."""
     ranks = GlooRanks(rank, size, store)
     heard: dict[str, object] = {
         "sums": sums_are_a_tree(ranks),
@@ -77,6 +78,12 @@ def be_rank(rank: int, size: int, store: str, folder: Path) -> dict[str, object]
     ):
         runner = PackingRunner(load_executor(folder, settings, ranks))
         heard[name] = tokens_of(runner, settings)
+    drafting = {"model": str(folder), "num_speculative_tokens": 2}
+    settings = DUMMY.model_copy(update={"speculative_config": json.dumps(drafting)})
+    server = answers(PackingRunner(load_executor(folder, settings, ranks)), settings)
+    stats = server.scheduler.stats()
+    heard["tokens with drafts"] = [*server.tokens.values()]
+    heard["drafts are right"] = 0 < stats.accepted_drafts_total == stats.drafts_total
     ranks.close()
     return heard
 

@@ -32,7 +32,7 @@ def test_two_and_four_processes_are_one_model_as_ranks_and_as_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of experts ranks have a part of each, or some as a whole; or they have all, and share the
-    prompts."""
+    prompts. A model that drafts for itself is always right."""
     monkeypatch.setattr(weights, "SCALE", HEARD_SCALE)
     monkeypatch.setattr(weights.DummyWeights, "take", take_by_name)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
@@ -45,6 +45,7 @@ def test_two_and_four_processes_are_one_model_as_ranks_and_as_stages(
         "sums": True, "parts": True, "least": 5,
         "tokens": expected, "tokens of whole experts": expected,
         "tokens of shared prompts": expected,
+        "tokens with drafts": expected, "drafts are right": True,
     }  # fmt: skip
     stage, last_stage = {"status": 0}, {"status": 0, "tokens": expected}
     heard = [json.loads(line) for line in said.splitlines()]
