@@ -109,7 +109,7 @@ def test_all_ranks_take_the_words_of_the_first(device: torch.device) -> None:
     block = Block(Ranks(1, 2, device))
     sizes = RankSizes(4, 64, torch.float32, max_samples=6, logit_begins=(0, 40, 72))
     split = SplitRanks(cast("SymmetricBlock", block), sizes)
-    ours, theirs = torch.randint(-9, 9, (2, 6, 8), dtype=torch.int32, device=device)
+    ours, theirs = torch.arange(-7, 89, dtype=torch.int32, device=device).view(2, 6, 8)
     logits = block.pieces[2]
     logits[0][:48] = theirs.flatten().view(torch.float32)
 
