@@ -1,6 +1,6 @@
 """What drafts are worth on a CPU: one stream, with them and without, in turn; and the same texts.
 
-    python -m benchmarks.drafts [--rounds 5]
+    python -m benchmarks.drafts [--rounds 5] [--ranks 1]
 
 Servers of the demo model, of which the one that is asked has the machine. Texts that repeat
 what was said are what drafts from the text itself are for; answers to questions have little of it,
@@ -32,6 +32,7 @@ DRAFTERS = {
         for count in (1, 2, 3)
     },
 }
+OF_RANKS = "a small model", "a small model, always 2"
 MAX_TOKENS = 96
 
 COLOURS = "Here is a list: " + ", ".join(["red", "green", "blue", "yellow"] * 5) + ","
@@ -104,13 +105,17 @@ def main() -> None:
     """Read the command line, measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    options = "--device", "cpu", "--served-model-name", "demo", "--speculative-config"
+    parser.add_argument("--ranks", type=int, default=1, help="processes of the demo")
+    asked = parser.parse_args()
+    rounds, is_split = asked.rounds, asked.ranks > 1
+    options = ["--device", "cpu", "--served-model-name", "demo", "-tp", str(asked.ranks)]
+    options.append("--speculative-config")
     with contextlib.ExitStack() as stack:
         without = stack.enter_context(Stack(DEMO, *options, "off"))
         drafting = {
             name: stack.enter_context(Stack(DEMO, *options, config))
             for name, config in DRAFTERS.items()
+            if not is_split or name in OF_RANKS
         }
         rows = [
             [task, *row]
@@ -118,8 +123,8 @@ def main() -> None:
             for row in measure(without, drafting, bodies, rounds)
         ]
     report = Report(
-        "drafts",
-        "Drafts on a CPU",
+        "drafts_ranks" if is_split else "drafts",
+        f"Drafts beside {asked.ranks} ranks on a CPU" if is_split else "Drafts on a CPU",
         "Target: 1.5 times the tokens of one stream where a text repeats, none lost elsewhere.",
     )
     report.text(

@@ -55,7 +55,9 @@ def _cell(value: object) -> str:
 
 
 def _circumstances(name: str) -> str:
-    arguments = " ".join(sys.argv[1:]) if f"benchmarks/{name}.py" in sys.argv[0] else ""
+    script, arguments = Path(sys.argv[0]), ""
+    if script.parent.name == "benchmarks" and script.stem != "__main__":
+        name, arguments = script.stem, " ".join(sys.argv[1:])
     return "\n".join(
         (
             f"- command: `python -m benchmarks.{name}{' ' if arguments else ''}{arguments}`",
