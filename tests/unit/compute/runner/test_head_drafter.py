@@ -147,15 +147,13 @@ class Case(NamedTuple):
         Case("eagle3", "llama"),
         Case("eagle3", "llama", every=5),
         Case("eagle", "llama"),
-        Case("medusa", "llama"),
         Case("mtp", "deepseek_v3"),
-        Case("mtp", "glm4_moe"),
         Case("eagle3", "llama", every=5, num_ranks=2),
         Case("eagle", "llama", num_ranks=2),
         Case("medusa", "llama", num_ranks=2),
-        Case("mtp", "deepseek_v3", num_ranks=2),
         Case("mtp", "glm4_moe", num_ranks=2),
-    ][: num_cases(10, 11)],
+        Case("mtp", "deepseek_v3", num_ranks=2),
+    ][: num_cases(8, 9)],
     ids=lambda case: " ".join(map(str, case)),
 )
 def test_drafts_are_those_of_the_whole_text(
