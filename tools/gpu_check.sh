@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: the tests of kernels and runner on it, compute's other tests on that
-# machine's torch, and the whole server on `--device cuda`, asked a question. Ends with a table and
-# the names of what failed; exits non-zero if anything did. 16 cores take less than 5 minutes.
+# On a machine with a GPU: the tests of kernels and runner on it, where there are several those of
+# models on two and four of them, compute's other tests on that machine's torch, and the whole
+# server on `--device cuda`, asked a question. Ends with a table and the names of what failed; exits
+# non-zero if anything did. 16 cores take less than 5 minutes.
 #
 #   tools/gpu_check.sh             all of it, with the packages of pyproject.toml's dev extra
 #   tools/gpu_check.sh tests       only the tests that need the GPU, as `make test-gpu` does
@@ -80,9 +81,13 @@ if not torch.cuda.is_available():
 print("python", sys.version.split()[0], "torch", torch.__version__, "triton", triton.__version__,
       "transformers", transformers.__version__, torch.cuda.get_device_name())' || exit 1
 
-# Everything that needs a GPU is in tests/kernels.
+# Everything that needs one GPU is in tests/kernels, and what needs more in tests/gpus.
 phase "kernels and runner" tests "$PROCESSES" tests/kernels -m "not whole_gpu"
 phase "the GPU for itself" tests 1 tests/kernels -m whole_gpu
+gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
+if [ "$gpus" -gt 1 ]; then  # a test has three to five processes of its own
+  phase "several GPUs" tests $((3 * gpus < cores / 4 ? 3 * gpus : (cores + 3) / 4)) tests/gpus
+fi
 if [ "${1:-all}" = all ]; then
   phase "compute without GPU" tests "$PROCESSES" tests/unit/compute \
     tests/flow/test_compute_actor.py -m "not gpu"
