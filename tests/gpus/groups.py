@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Groups:
     """Runs models; what one says on one GPU is asked once."""
 
     def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+        self._places = (scratch / str(number) for number in count())
         self._alone: dict[str, Answers] = {}
 
     def both(
@@ -113,7 +113,7 @@ class Groups:
 
     @contextmanager
     def _run(self, folder: Path, settings: ComputeSettings) -> Iterator[Run]:
-        place = self._scratch / uuid.uuid4().hex
+        place = next(self._places)
         about = str(folder), settings.model_dump_json(), str(place.with_suffix(".json"))
         visible = {} if ON_CPU else {"CUDA_VISIBLE_DEVICES": visible_to(num_devices(settings))}
         with place.with_suffix(".log").open("wb") as log:
