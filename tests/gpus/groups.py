@@ -47,8 +47,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "-tp 2 -ep": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
     "-tp 4 -ep": {"tensor_parallel_size": 4, "enable_expert_parallel": True},
     "-tp 2 -ep, copies": {
-        "tensor_parallel_size": 2, "enable_expert_parallel": True, "num_redundant_experts": 2,
-        "enable_eplb": not ON_CPU,
+        "tensor_parallel_size": 2, "enable_expert_parallel": True,
+        **({} if ON_CPU else {"num_redundant_experts": 2, "enable_eplb": True}),
     },
     "-pp 2": {"pipeline_parallel_size": 2},
     "-pp 2 -tp 2": {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
