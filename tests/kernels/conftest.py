@@ -26,10 +26,10 @@ def device() -> torch.device:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_compiler(device: torch.device) -> Iterator[None]:
-    """Processes of a run share the cores: each compiles with one thread."""
+    """Processes of a run share the cores: each compiles with one worker."""
     with pytest.MonkeyPatch.context() as patch:
         if device.type == "cuda":
-            patch.setattr("services.compute.runner.cuda.compiling.MAX_THREADS", 1)
+            patch.setattr("services.compute.runner.cuda.compiling.MAX_WORKERS", 1)
         yield
 
 

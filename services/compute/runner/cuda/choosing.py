@@ -60,7 +60,7 @@ class Measuring:
         self._clock = clock
 
     def choices(self, asked: Sequence[Asked[Any]]) -> Iterator[tuple[Key, Measured[Any]]]:
-        """Measure for each key in turn, those of one number of rows together."""
+        """Measure for each key in turn, when all are compiled."""
         began_s = self._clock()
         num_kernels = sum(len(each.options.all) for each in asked)
         progress = Progress("measuring products", num_kernels, clock=self._clock, items="kernels")
@@ -68,19 +68,15 @@ class Measuring:
         def is_before(share: float) -> bool:
             return self._clock() - began_s < share * self._budget_s
 
-        for _, group in itertools.groupby(asked, lambda each: each.options.key.num_tokens):
-            together = list(group)
-            launches = [
-                partial(each.launches[0], config)
-                for each in together
-                for config in each.options.all
-            ]
-            may_begin = partial(is_before, COMPILE_SHARE)
-            begun = iter(self._meter.compile(launches, may_begin, progress.advance))
-            for each in together:
-                is_whole = all(list(itertools.islice(begun, len(each.options.all))))
-                if is_whole and is_before(1.0):
-                    yield each.options.key, fastest(each, self._meter)
+        launches = [
+            partial(each.launches[0], config) for each in asked for config in each.options.all
+        ]
+        may_begin = partial(is_before, COMPILE_SHARE)
+        begun = iter(self._meter.compile(launches, may_begin, progress.advance))
+        for each in asked:
+            is_whole = all(list(itertools.islice(begun, len(each.options.all))))
+            if is_whole and is_before(1.0):
+                yield each.options.key, fastest(each, self._meter)
 
 
 def fastest(asked: Asked[C], meter: Meter) -> Measured[C]:

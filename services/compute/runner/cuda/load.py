@@ -11,6 +11,7 @@ import torch
 
 from common.errors import ConfigError
 from common.host import cache_folder
+from common.telemetry.log import Progress
 from services.compute.config import ComputeSettings
 from services.compute.distributed.context import MORE_ROWS
 from services.compute.distributed.expert_balance import layout_of
@@ -42,7 +43,7 @@ from services.compute.layers.weighted_layers import (
 )
 from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter, chosen_by_first
-from services.compute.runner.cuda.compiling import compile_ahead
+from services.compute.runner.cuda.compiling import Kernels
 from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.device_model import MachineSizes
 from services.compute.runner.cuda.executor import CudaExecutor, ServedExperts
@@ -63,11 +64,6 @@ GIB = 1 << 30
 
 make_link: Callable[[int, torch.device, Ranks], ExpertLink] = SymmetricLink
 """Through which experts are handed on; tests have one of threads."""
-
-LOADING_S = 2.0
-"""Loading kernels from disk takes less. Who has to compile some goes on with those of all sizes;
-most of these are there, and to find that out takes longer than to load the others as they come."""
-
 
 DENSE_SHARE = 0.15
 """Of the memory that may be used: 8 billion weights in 16 bits take 0.12 of an H200's."""
@@ -281,11 +277,18 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
 
 
 def _compile(machine: StepMachine, cache: PagedCache) -> None:
-    """Compile all kernels at once; what an earlier start has compiled is only loaded."""
-    began_s = time.monotonic()
-    compile_ahead(machine.launches(cache, largest=True), cache.device_pages.device)
-    if time.monotonic() - began_s > LOADING_S:
-        compile_ahead(machine.launches(cache, largest=False), cache.device_pages.device)
+    """Compile all kernels at once.
+
+    Those of the largest launches say whether an earlier start has compiled all: then the others are
+    loaded as they come, which takes less time than to find out what they are.
+    """
+    kernels = Kernels(cache.device_pages.device)
+    for launch in machine.launches(cache, largest=True):
+        kernels.note(launch)
+    if kernels.missing:
+        for launch in machine.launches(cache, largest=False):
+            kernels.note(launch)
+    kernels.load(done=Progress("compiling kernels", len(kernels), items="kernels").advance)
 
 
 def choose(

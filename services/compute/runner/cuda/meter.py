@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 
 import structlog
 import torch
 
 from services.compute.runner.cuda.choosing import Launch
+from services.compute.runner.cuda.compiling import Kernels
 from services.compute.runner.cuda.stream import DeviceStream
 
 NAME = ("meter",)
@@ -19,8 +18,6 @@ MAX_CALLS = 40
 """Of a graph. Weights of different layers come in turn, so that each is read from memory."""
 
 REPLAYS = 4
-MAX_THREADS = 16
-"""They wait for one another in Python, and most of a compilation is LLVM and ptxas."""
 
 
 class GraphMeter:
@@ -31,27 +28,14 @@ class GraphMeter:
         self._device = device
         self._log = structlog.get_logger()
 
+    @torch.inference_mode()
     def compile(
         self, launches: Sequence[Launch], may_begin: Callable[[], bool], done: Launch
     ) -> list[bool]:
-        @torch.inference_mode()
-        def compiled(launch: Launch) -> bool:
-            """Launched once, on the thread's own stream: what Triton compiles it launches."""
-            if not may_begin():
-                return False
-            with torch.cuda.device(self._device):
-                # gives the thread a context, which descriptors of tensors ask for
-                torch.cuda.current_stream().synchronize()
-                self._try(launch)
-            return True
-
-        found = []
-        with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-            for begun in pool.map(compiled, launches):
-                found.append(begun)
-                done()
-        torch.cuda.synchronize(self._device)
-        return found
+        kernels = Kernels(self._device)
+        noted = [kernels.note(launch) for launch in launches]
+        kernels.load(may_begin, done)
+        return [all(kernel.is_begun for kernel in each) for each in noted]
 
     def seconds(self, launches: Sequence[Launch]) -> float:
         """The best of a few replays."""
