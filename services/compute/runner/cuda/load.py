@@ -277,17 +277,10 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
 
 
 def _compile(machine: StepMachine, cache: PagedCache) -> None:
-    """Compile all kernels at once.
-
-    Those of the largest launches say whether an earlier start has compiled all: then the others are
-    loaded as they come, which takes less time than to find out what they are.
-    """
+    """Compile all kernels at once, or load them."""
     kernels = Kernels(cache.device_pages.device)
-    for launch in machine.launches(cache, largest=True):
+    for launch in machine.launches(cache):
         kernels.note(launch)
-    if kernels.missing:
-        for launch in machine.launches(cache, largest=False):
-            kernels.note(launch)
     kernels.load(done=Progress("compiling kernels", len(kernels), items="kernels").advance)
 
 

@@ -148,10 +148,20 @@ class StepMachine:
             self._stream.rehearse(launch)
             self._stream.record(name, launch)
 
-    def launches(self, cache: PagedCache, largest: bool) -> list[Callable[[], None]]:
-        """All launches of all sizes, or the largest of each form."""
-        found = self._largest(cache) if largest else self._launches(cache)
-        return [launch for _, launch in found]
+    def launches(self, cache: PagedCache) -> list[Callable[[], None]]:
+        """Launches that have all kernels between them: products are cut alike for all rows up to a
+        power of two, and nothing else of a pass is compiled by their number."""
+        largest = {name for name, _ in self._largest(cache)}
+
+        def is_cut_apart(name: tuple[object, ...]) -> bool:
+            is_pass, size = name[0] in PASSES, name[-1]
+            return not is_pass or (isinstance(size, int) and size.bit_count() == 1)
+
+        return [
+            launch
+            for name, launch in self._launches(cache)
+            if name in largest or is_cut_apart(name)
+        ]
 
     def asked(self, cache: PagedCache) -> list[Asked[Any]]:
         """What products of several rows would be launched with that nothing is chosen for, fewest
