@@ -1,44 +1,56 @@
-"""Launches are compiled by threads and timed in a graph; here both where they stand."""
+"""Launches are compiled ahead and timed in a graph; here where they stand."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import partial
-from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from services.compute.runner.cuda import meter as meters
 from services.compute.runner.cuda.meter import MIN_CALLS, REPLAYS, GraphMeter
 from tests.kernels.host_stream import HostStream
 
 
+class FakeKernels:
+    """Of each launch a kernel that it returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._noted: list[SimpleNamespace] = []
+
+    def note(self, launch: Callable[[], str]) -> list[SimpleNamespace]:
+        if launch() == "noted before":
+            return []
+        self._noted.append(SimpleNamespace(is_begun=False))
+        return self._noted[-1:]
+
+    def load(self, may_begin: Callable[[], bool], done: Callable[[], object]) -> None:
+        for kernel in self._noted:
+            kernel.is_begun = may_begin()
+            done()
+
+
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> GraphMeter:
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", HostStream)
+    monkeypatch.setattr(meters, "Kernels", FakeKernels)
     return GraphMeter(HostStream(), torch.device("cpu"))
 
 
-def test_all_that_may_begin_is_compiled_and_counted(meter: GraphMeter) -> None:
-    launched: list[int] = []
+def test_launches_whose_kernels_were_begun_in_time_are_told(meter: GraphMeter) -> None:
+    begins = iter([True, True, False])
+    launches = [lambda: "new", lambda: "noted before", lambda: "new", lambda: "new"]
     done: list[None] = []
-    begins = count()
-    begun = meter.compile(
-        [partial(launched.append, number) for number in range(5)],
-        lambda: next(begins) < 3,
-        lambda: done.append(None),
-    )
-    assert sum(begun) == 3 and len(launched) == 3
-    assert len(done) == 5
+    begun = meter.compile(launches, lambda: next(begins), lambda: done.append(None))
+    assert begun == [True, True, True, False]
+    assert len(done) == 3
 
 
-def test_what_does_not_compile_was_begun_and_takes_forever(meter: GraphMeter) -> None:
+def test_what_cannot_be_launched_takes_forever(meter: GraphMeter) -> None:
     def fails() -> None:
         raise RuntimeError("out of resource: shared memory")
 
-    assert meter.compile([fails], lambda: True, lambda: None) == [True]
     assert meter.seconds([fails]) == float("inf")
 
 
