@@ -149,19 +149,16 @@ class StepMachine:
             self._stream.record(name, launch)
 
     def launches(self, cache: PagedCache) -> list[Callable[[], None]]:
-        """Launches that have all kernels between them: products are cut alike for all rows up to a
-        power of two, and nothing else of a pass is compiled by their number."""
-        largest = {name for name, _ in self._largest(cache)}
-
-        def is_cut_apart(name: tuple[object, ...]) -> bool:
-            is_pass, size = name[0] in PASSES, name[-1]
-            return not is_pass or (isinstance(size, int) and size.bit_count() == 1)
-
-        return [
-            launch
-            for name, launch in self._launches(cache)
-            if name in largest or is_cut_apart(name)
-        ]
+        """Launches that have all kernels between them, largest first: of passes those of a power of
+        two of rows, for which products are cut apart, and one of each form for all others."""
+        found: dict[tuple[object, ...], Callable[[], None]] = {}
+        for name, launch in self._launches(cache):
+            size = name[-1]
+            is_pass = name[0] in PASSES
+            if is_pass and isinstance(size, int) and (size > MAX_ROWS or size.bit_count() > 1):
+                name = _form(name)
+            found.setdefault(name, launch)
+        return list(found.values())
 
     def asked(self, cache: PagedCache) -> list[Asked[Any]]:
         """What products of several rows would be launched with that nothing is chosen for, fewest
@@ -229,9 +226,7 @@ class StepMachine:
     def _largest(self, cache: PagedCache) -> Iterator[Launch]:
         seen = set()
         for name, launch in self._launches(cache):
-            form, size = name[:-1], name[-1]
-            if name[0] in PASSES and isinstance(size, int):
-                form = (*form, *(size <= limit for limit in ROW_LIMITS))
+            form = _form(name)
             if form not in seen:
                 seen.add(form)
                 yield name, launch
@@ -250,3 +245,11 @@ class StepMachine:
         part = self._decoder.vocabulary_part(num_samples) if can_part else None
         logits_SV = self._model.logits(num_samples, is_part=part is not None)
         self.sampler.launch(variant, logits_SV, num_samples, part)
+
+
+def _form(name: tuple[object, ...]) -> tuple[object, ...]:
+    """What launches of several sizes have in common."""
+    form, size = name[:-1], name[-1]
+    if name[0] in PASSES and isinstance(size, int):
+        return (*form, *(size <= limit for limit in ROW_LIMITS))
+    return form
