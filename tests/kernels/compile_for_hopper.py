@@ -3,6 +3,7 @@
 python -m tests.kernels.compile_for_hopper prefill WIDTH
 python -m tests.kernels.compile_for_hopper expanded HEADS
 python -m tests.kernels.compile_for_hopper latent_decode HEADS
+python -m tests.kernels.compile_for_hopper matmul TOKENS
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from services.compute.kernels import hopper_expanded, hopper_latent_decode, hopper_prefill
+from services.compute.kernels import (
+    hopper_expanded,
+    hopper_latent_decode,
+    hopper_matmul,
+    hopper_prefill,
+)
+from services.compute.kernels.hopper_matmul_config import BLOCK_IN, BLOCK_OUT, CHUNK, HopperTiling
 
 POINTERS = {
     "page_table": "*i32",
@@ -38,17 +45,27 @@ POINTERS = {
     "sin_PJ": "*fp32",
     "out_THV": "*bf16",
 }
-NUMBERS = {"scale_log2": "fp32", "cap_log2": "fp32", "window": "i32"}
-COPIED = ("pool", "made", "turned")
-"""What the copy engine reads, a box at a time."""
+NUMBERS = {
+    "scale_log2": "fp32",
+    "cap_log2": "fp32",
+    "window": "i32",
+    "token_tiles": "i32",
+    "out_tiles": "i32",
+    "steps": "i32",
+}
 
 
 class Launch(NamedTuple):
-    """A kernel, what a copy brings it, and what is constant of it."""
+    """A kernel, what copies bring and take, a box at a time, and what is constant of it."""
 
     kernel: Any
-    box: list[int]
+    boxes: dict[str, str]
     constants: dict[str, Any]
+
+
+def box(shape: list[int], layout: Any = hopper_prefill.SWIZZLED) -> str:
+    """The type of what is copied so."""
+    return f"tensordesc<bf16{shape},{layout!r}>"
 
 
 def prefill(width: int) -> Launch:
@@ -60,7 +77,7 @@ def prefill(width: int) -> Launch:
         "BLOCK_N": hopper_prefill.BLOCK_N[padded], "STAGES": hopper_prefill.STAGES,
         "Q_BUFFERS": 1 if padded == 256 else 2, "WINDOWED": True, "STEP": 1,
     }  # fmt: skip
-    return Launch(hopper_prefill._hopper_attention_kernel, [16, 64], constants)
+    return Launch(hopper_prefill._hopper_attention_kernel, {"pool": box([16, 64])}, constants)
 
 
 def expanded(heads: int) -> Launch:
@@ -71,7 +88,8 @@ def expanded(heads: int) -> Launch:
         "HEADS": min(heads, hopper_expanded.HEADS_AT_ONCE), "C": 128, "P": 64, "V": 128,
         "ITEM_Q": 128, "BLOCK_N": block_n, "STAGES": hopper_prefill.STAGES,
     }  # fmt: skip
-    return Launch(hopper_expanded._hopper_expanded_kernel, [block_n, 64], constants)
+    boxes = dict.fromkeys(("made", "turned"), box([block_n, 64]))
+    return Launch(hopper_expanded._hopper_expanded_kernel, boxes, constants)
 
 
 def latent_decode(heads: int) -> Launch:
@@ -81,26 +99,48 @@ def latent_decode(heads: int) -> Launch:
         "MAX_ITEMS": 200, "H": heads, "G": heads, "R": 512, "P": 64, "PAGE": 16, "BOX": 16,
         "PDL": True,
     }  # fmt: skip
-    return Launch(hopper_latent_decode._hopper_latents_kernel, [16, 64], constants)
+    return Launch(hopper_latent_decode._hopper_latents_kernel, {"pool": box([16, 64])}, constants)
+
+
+def matmul(tokens: int) -> Launch:
+    """Gates and ups of 8B, with SiLU."""
+    tile = HopperTiling(132).tile(tokens, 28672)
+    weights_layout, out_layout = hopper_matmul.WEIGHTS, hopper_matmul.OUT
+    boxes = {
+        "weights": box([8, 2, 8, BLOCK_IN], weights_layout),
+        "x_main": box([tile.main, BLOCK_IN]),
+        "x_tail": box([tile.tail or CHUNK, BLOCK_IN]),
+        "out_main": box([CHUNK, BLOCK_OUT // 4], out_layout),
+        "out_tail": box([tile.tail or CHUNK, BLOCK_OUT // 4], out_layout),
+    }
+    constants: dict[str, Any] = {
+        "MAIN": tile.main, "TAIL": tile.tail, "STAGES": tile.num_stages, "COPIES": tile.copies,
+        "ACTIVATION": "silu", "WEIGHTS_SHARED": weights_layout, "OUT_SHARED": out_layout,
+        "MULTIPLYING": hopper_matmul.MULTIPLYING_REGISTERS,
+    }  # fmt: skip
+    return Launch(hopper_matmul._hopper_matmul_kernel, boxes, constants)
 
 
 def main() -> None:
     """The assembly of the kernel that the command line names."""
-    launches = {"prefill": prefill, "expanded": expanded, "latent_decode": latent_decode}
-    kernel, box, constants = launches[sys.argv[1]](int(sys.argv[2]))
-    shared = hopper_prefill.SWIZZLED
+    launches = {
+        "prefill": prefill,
+        "expanded": expanded,
+        "latent_decode": latent_decode,
+        "matmul": matmul,
+    }
+    kernel, boxes, constants = launches[sys.argv[1]](int(sys.argv[2]))
     constants |= {
-        "SHARED": shared,
+        "SHARED": hopper_prefill.SWIZZLED,
         "ATTENDING": hopper_prefill.ATTENDING_REGISTERS,
         "FETCHING": hopper_prefill.FETCHING_REGISTERS,
     }
-    types = POINTERS | NUMBERS | dict.fromkeys(constants, "constexpr")
-    types |= dict.fromkeys(COPIED, f"tensordesc<bf16{box},{shared!r}>")
+    types = POINTERS | NUMBERS | boxes | dict.fromkeys(constants, "constexpr")
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
     source = GluonASTSource(
         kernel,
         {name: types[name] for name in kernel.arg_names},
-        {places[name]: value for name, value in constants.items()},
+        {places[name]: value for name, value in constants.items() if name in places},
         attrs={places[name]: [["tt.divisibility", 16]] for name in POINTERS if name in places},
     )
     options = {"num_warps": 4, "maxnreg": hopper_prefill.MAX_REGISTERS}

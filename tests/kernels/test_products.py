@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.compute.kernels.hopper_matmul_config import HopperTiling
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.layers.products import InvariantProduct, ProductByRows, suits
@@ -72,6 +73,15 @@ def test_gates_and_ups_are_one_launch_with_few_rows_of_short_weights_without_bia
     for by_rows in (product, ProductByRows(None)):  # one row has a kernel of its own
         assert by_rows.can_gate(1, Linear(weight.half())) and by_rows.can_gate(1, Linear(weight))
         assert not by_rows.can_gate(1, Linear(weight, bias))
+
+
+def test_gates_and_ups_of_many_rows_are_one_launch_on_hopper(device: torch.device) -> None:
+    product = ProductByRows(SkinnyWork.make(512, device), hopper=HopperTiling(5))
+    weight = torch.zeros(512, 64, device=device, dtype=torch.bfloat16)
+    assert product.can_gate(65, Linear(weight)) and product.can_gate(8192, Linear(weight))
+    assert not product.can_gate(65, Linear(weight, weight[:, 0]))
+    assert not product.can_gate(65, Linear(weight.float()))
+    assert not product.can_gate(65, Linear(weight[:384]))
 
 
 def test_a_norm_is_in_the_launch_of_one_row_unless_there_are_two_or_all_rows_are_to_be_alike(

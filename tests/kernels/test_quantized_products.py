@@ -12,6 +12,7 @@ from torch import Tensor
 from services.compute.kernels.activations import act_mul
 from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.choices import Choices
+from services.compute.kernels.hopper_matmul_config import HopperTiling
 from services.compute.kernels.integer_matvec import (
     IntegerRowConfig,
     integer_matvec,
@@ -30,7 +31,7 @@ from services.compute.kernels.quantized_rows import (
     quantize_rows_reference,
 )
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.layers.products import InvariantProduct
+from services.compute.layers.products import InvariantProduct, ProductByRows
 from services.compute.layers.quantized_product import QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import KernelLinears, Norm, QuantizedLinear
 from services.compute.quantization.packed import Kind, Packed
@@ -270,6 +271,18 @@ def test_every_number_of_rows_is_served(
     expected = F.linear(x.double(), weight.dense(torch.float64), bias.double())
     rounds_inputs = row_kind is not None and row_kind.planes == 1
     assert (out.double() - expected).norm() / expected.norm() < (0.04 if rounds_inputs else 8e-3)
+
+
+def test_gates_that_are_kept_in_16_bits_beside_are_gated_as_such(device: torch.device) -> None:
+    weight = random_packed("int4", 160, 256, 128, False, device)
+    room, work = torch.zeros(160 * 256, device=device), SkinnyWork.make(160, device)
+    plain = ProductByRows(work, hopper=HopperTiling(1))
+    product = QuantizedProduct(plain, work, room, RowOfNumbers(pdl=False), pdl=False)
+    for keeps_dense in (True, False):
+        linear = KernelLinears(torch.float16, keeps_dense)(weight, None)
+        assert isinstance(linear, QuantizedLinear) and product.fused is not None
+        gated = [n for n in (1, 2, 64, 65, 300) if product.fused.can_gate(n, linear)]
+        assert gated == ([65, 300] if keeps_dense else [])
 
 
 def test_a_launch_that_is_noted_has_no_copy_of_rows_in_the_order_of_the_weight(

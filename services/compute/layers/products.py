@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Choices
+from services.compute.kernels.hopper_matmul import hopper_gate_up
+from services.compute.kernels.hopper_matmul_config import HopperTiling
 from services.compute.kernels.matmul import matmul, tile_for
 from services.compute.kernels.matvec import (
     NormedInput,
@@ -149,7 +151,7 @@ def suits(num_tokens: int, num_out: int, num_in: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class ProductByRows:
     """A `Product` and its `FusedProduct`: matvec for one row, skinny_matmul where it suits, else
-    cuBLAS.
+    cuBLAS, but for gates and ups where hopper_gate_up suits.
 
     With `pdl` launches of skinny_matmul are programmatic dependent ones, with `row_pdl` those of
     matvec.
@@ -159,6 +161,7 @@ class ProductByRows:
     pdl: bool = False
     row_pdl: bool = False
     choices: Choices = field(default_factory=Choices)
+    hopper: HopperTiling | None = None  # None: the device cannot run hopper_gate_up
 
     @property
     def fused(self) -> FusedProduct[Linear]:
@@ -180,14 +183,21 @@ class ProductByRows:
             cublas(x_TI, linear, out_TO)
 
     def can_gate(self, num_tokens: int, linear: Linear) -> bool:
-        has_kernel = num_tokens == 1 or self._suits(num_tokens, linear.weight_OI)
+        weight_OI, hopper = linear.weight_OI, self.hopper
+        if num_tokens > MAX_TOKENS:
+            has_kernel = hopper is not None and hopper.suits(weight_OI)
+        else:
+            has_kernel = num_tokens == 1 or self._suits(num_tokens, weight_OI)
         return linear.bias_O is None and has_kernel
 
     def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
-        if x_TI.shape[0] == 1:
-            gate_up(x_TI, linear.weight_OI, out_TF, activation, pdl=self.row_pdl)
+        weight_OI, num_gates = linear.weight_OI, out_TF.shape[1]
+        if len(x_TI) == 1:
+            gate_up(x_TI, weight_OI, out_TF, activation, pdl=self.row_pdl)
+        elif len(x_TI) > MAX_TOKENS:
+            assert self.hopper is not None
+            hopper_gate_up(x_TI, weight_OI, out_TF, activation, self.hopper)
         else:
-            weight_OI, num_gates = linear.weight_OI, out_TF.shape[1]
             self.choices.launch(
                 skinny_gate_up_options(len(x_TI), num_gates, linear.num_in, x_TI.dtype),
                 partial(skinny_gate_up, x_TI, weight_OI, out_TF, activation, pdl=self.pdl),

@@ -93,7 +93,8 @@ class RowOfNumbers:
 
 
 class QuantizedProduct:
-    """A `Product` of packed weights."""
+    """A `Product` of packed weights, and its `FusedProduct`: one row's, or the `plain` product's
+    where the weight is kept as it is, too."""
 
     def __init__(
         self,
@@ -119,7 +120,37 @@ class QuantizedProduct:
 
     @property
     def fused(self) -> FusedProduct[QuantizedLinear] | None:
-        return self._row
+        return None if self._row is None else self
+
+    def can_gate(self, num_tokens: int, linear: QuantizedLinear) -> bool:
+        fused, dense_OI = self._plain.fused, linear.dense_OI
+        if num_tokens > 1 and dense_OI is not None and fused is not None:
+            takes_codes = self.row_form(num_tokens, linear) is not None
+            return not takes_codes and fused.can_gate(num_tokens, Linear(dense_OI, linear.bias_O))
+        return self._row is not None and self._row.can_gate(num_tokens, linear)
+
+    def gated(
+        self, x_TI: Tensor, linear: QuantizedLinear, activation: Activation, out_TF: Tensor
+    ) -> None:
+        if len(x_TI) == 1:
+            assert self._row is not None
+            self._row.gated(x_TI, linear, activation, out_TF)
+        else:
+            assert self._plain.fused is not None and linear.dense_OI is not None
+            self._plain.fused.gated(x_TI, Linear(linear.dense_OI), activation, out_TF)
+
+    def can_norm(self, num_tokens: int, linear: QuantizedLinear, norms_behind: bool) -> bool:
+        return self._row is not None and self._row.can_norm(num_tokens, linear, norms_behind)
+
+    def normed(self, normed: NormedInput, linear: QuantizedLinear, out_TO: Tensor) -> None:
+        assert self._row is not None
+        self._row.normed(normed, linear, out_TO)
+
+    def normed_gated(
+        self, normed: NormedInput, linear: QuantizedLinear, activation: Activation, out_TF: Tensor
+    ) -> None:
+        assert self._row is not None
+        self._row.normed_gated(normed, linear, activation, out_TF)
 
     def row_form(self, num_tokens: int, linear: QuantizedLinear) -> RowForm | None:
         if not self._takes_quantized:

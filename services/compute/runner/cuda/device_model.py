@@ -14,6 +14,8 @@ from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
 from services.compute.kernels.draft_tokens import DraftRule
+from services.compute.kernels.hopper_matmul_config import HopperTiling
+from services.compute.kernels.hopper_prefill import HOPPER
 from services.compute.kernels.latent_expansion import StepKeys
 from services.compute.kernels.latent_tiling import head_tiles, programs_at_once
 from services.compute.kernels.prefill_plan import PrefillWork
@@ -196,7 +198,8 @@ def _products(
     if not batch_invariant:
         suits = SKINNY_PRODUCTS and (capability is None or skinny_fits(capability))
         row_pdl = pdl and 2 * num_inner <= SMALL_WEIGHT_BYTES
-        plain = ProductByRows(work if suits else None, pdl, row_pdl, choices=choices)
+        hopper = HopperTiling.of(decoder.device) if capability == HOPPER else None
+        plain = ProductByRows(work if suits else None, pdl, row_pdl, choices, hopper)
         row = RowOfNumbers(pdl=pdl and num_inner <= SMALL_WEIGHT_BYTES)
     room = _unpacking_room(decoder)
     quantized = QuantizedProduct(plain, work, room, row, pdl=pdl, choices=choices)

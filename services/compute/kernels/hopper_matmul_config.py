@@ -1,0 +1,96 @@
+"""How gates and ups of many rows on Hopper are cut into tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK_OUT = 128
+"""Rows of weights of a tile, 64 of each of two warpgroups: half of them gates, half ups."""
+
+BLOCK_IN = 64
+"""Inputs of a step: 128 bytes, what a swizzled copy takes."""
+
+CHUNK = 64
+"""Tokens that are stored at once."""
+
+GROUP = 8
+"""Tiles of tokens that share a weight, one after the other."""
+
+SHARED_BYTES = (227 << 10) - 512  # but for barriers, and what a warp leaves for the others
+STAGING_BYTES = 2 * CHUNK * BLOCK_OUT  # for a chunk of results of both warpgroups on its way
+ITEMSIZE = 2
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class HopperTile(NamedTuple):
+    """Tokens of a tile: a power of two, and a smaller one beside it or none."""
+
+    main: int
+    tail: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.main + self.tail
+
+    @property
+    def _step_bytes(self) -> int:
+        return (BLOCK_OUT + self.tokens) * BLOCK_IN * ITEMSIZE
+
+    @property
+    def num_stages(self) -> int:
+        return (SHARED_BYTES - STAGING_BYTES) // self._step_bytes
+
+    @property
+    def copies(self) -> int:
+        """Chunks of a warpgroup on their way."""
+        left = SHARED_BYTES - self.num_stages * self._step_bytes
+        return min(2, left // STAGING_BYTES)
+
+
+STEP_TIMES = {
+    HopperTile(256, 32): 154,
+    HopperTile(256): 128,
+    HopperTile(128, 64): 101,
+    HopperTile(128, 32): 93,
+    HopperTile(128): 66,
+}
+"""Of the tiles that there are, as measured on an H100, in the cycles of one product by 256 tokens.
+Smaller ones are no faster: they wait for weights, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopperTiling:
+    """Which gates and ups such a GPU multiplies in one launch with their activation, and how."""
+
+    num_sms: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> HopperTiling:
+        return cls(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    def suits(self, weight_2F_I: Tensor) -> bool:
+        """Whether that is faster than cuBLAS and the activation, with more than 64 rows.
+
+        A matter of the weight alone: what one step has room for, steps of fewer rows have room for.
+        """
+        num_rows, num_in = weight_2F_I.shape
+        fills = 4 * num_rows >= 3 * BLOCK_OUT * self.num_sms
+        return weight_2F_I.dtype in HALVES and fills and num_rows % 16 == num_in % 8 == 0
+
+    def num_rounds(self, tile: HopperTile, num_tokens: int, num_rows: int) -> int:
+        """Of tiles, one for each multiprocessor."""
+        num_tiles = -(-num_tokens // tile.tokens) * -(-num_rows // BLOCK_OUT)
+        return -(-num_tiles // self.num_sms)
+
+    def tile(self, num_tokens: int, num_rows: int) -> HopperTile:
+        """That whose rounds take the least time together; of equals the largest, which fetches the
+        fewest bytes."""
+
+        def time(tile: HopperTile) -> int:
+            return self.num_rounds(tile, num_tokens, num_rows) * STEP_TIMES[tile]
+
+        return min(STEP_TIMES, key=time)
