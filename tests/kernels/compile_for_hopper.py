@@ -3,6 +3,7 @@
 python -m tests.kernels.compile_for_hopper prefill WIDTH
 python -m tests.kernels.compile_for_hopper expanded HEADS
 python -m tests.kernels.compile_for_hopper latent_decode HEADS
+python -m tests.kernels.compile_for_hopper gate_up TOKENS
 python -m tests.kernels.compile_for_hopper matmul TOKENS
 """
 
@@ -21,7 +22,13 @@ from services.compute.kernels import (
     hopper_matmul,
     hopper_prefill,
 )
-from services.compute.kernels.hopper_matmul_config import BLOCK_IN, BLOCK_OUT, CHUNK, HopperTiling
+from services.compute.kernels.hopper_matmul_config import (
+    BLOCK_IN,
+    BLOCK_OUT,
+    CHUNK,
+    HopperTile,
+    HopperTiling,
+)
 
 POINTERS = {
     "page_table": "*i32",
@@ -44,11 +51,13 @@ POINTERS = {
     "cos_PJ": "*fp32",
     "sin_PJ": "*fp32",
     "out_THV": "*bf16",
+    "bias_O": "*bf16",
 }
 NUMBERS = {
     "scale_log2": "fp32",
     "cap_log2": "fp32",
     "window": "i32",
+    "num_rows": "i32",
     "token_tiles": "i32",
     "out_tiles": "i32",
     "steps": "i32",
@@ -102,21 +111,35 @@ def latent_decode(heads: int) -> Launch:
     return Launch(hopper_latent_decode._hopper_latents_kernel, {"pool": box([16, 64])}, constants)
 
 
-def matmul(tokens: int) -> Launch:
+def gate_up(tokens: int) -> Launch:
     """Gates and ups of 8B, with SiLU."""
+    weights = box([8, 2, 8, BLOCK_IN], hopper_matmul.WEIGHTS)
     tile = HopperTiling(132).tile(tokens, 28672)
-    weights_layout, out_layout = hopper_matmul.WEIGHTS, hopper_matmul.OUT
+    constants = {"ACTIVATION": "silu", "WEIGHTS_SHARED": hopper_matmul.WEIGHTS}
+    return tiled(tile, weights, BLOCK_OUT // 4, hopper_matmul.GATED, constants)
+
+
+def matmul(tokens: int) -> Launch:
+    """With a bias."""
+    tile, shared = HopperTiling(132).tile(tokens, 28672), hopper_prefill.SWIZZLED
+    constants = {"ACTIVATION": None, "WEIGHTS_SHARED": shared}
+    return tiled(tile, box([BLOCK_OUT, BLOCK_IN]), BLOCK_OUT // 2, shared, constants)
+
+
+def tiled(
+    tile: HopperTile, weights: str, block_out: int, out_layout: Any, constants: dict[str, Any]
+) -> Launch:
+    """What both have in common."""
     boxes = {
-        "weights": box([8, 2, 8, BLOCK_IN], weights_layout),
+        "weights": weights,
         "x_main": box([tile.main, BLOCK_IN]),
         "x_tail": box([tile.tail or CHUNK, BLOCK_IN]),
-        "out_main": box([CHUNK, BLOCK_OUT // 4], out_layout),
-        "out_tail": box([tile.tail or CHUNK, BLOCK_OUT // 4], out_layout),
+        "out_main": box([CHUNK, block_out], out_layout),
+        "out_tail": box([tile.tail or CHUNK, block_out], out_layout),
     }
-    constants: dict[str, Any] = {
+    constants |= {
         "MAIN": tile.main, "TAIL": tile.tail, "STAGES": tile.num_stages, "COPIES": tile.copies,
-        "ACTIVATION": "silu", "WEIGHTS_SHARED": weights_layout, "OUT_SHARED": out_layout,
-        "MULTIPLYING": hopper_matmul.MULTIPLYING_REGISTERS,
+        "OUT_SHARED": out_layout, "MULTIPLYING": hopper_matmul.MULTIPLYING_REGISTERS,
     }  # fmt: skip
     return Launch(hopper_matmul._hopper_matmul_kernel, boxes, constants)
 
@@ -127,6 +150,7 @@ def main() -> None:
         "prefill": prefill,
         "expanded": expanded,
         "latent_decode": latent_decode,
+        "gate_up": gate_up,
         "matmul": matmul,
     }
     kernel, boxes, constants = launches[sys.argv[1]](int(sys.argv[2]))

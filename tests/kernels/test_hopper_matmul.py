@@ -1,4 +1,4 @@
-"""Gates and ups on Hopper: how they are cut, and that they are what separate launches compute."""
+"""Products on Hopper: how they are cut, and that they are what other launches compute."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.activations import act_mul_reference
-from services.compute.kernels.hopper_matmul import hopper_gate_up
+from services.compute.kernels.activations import act_mul, act_mul_reference
+from services.compute.kernels.hopper_matmul import hopper_gate_up, hopper_matmul
 from services.compute.kernels.hopper_matmul_config import (
     SHARED_BYTES,
     STAGING_BYTES,
@@ -20,6 +20,7 @@ from services.compute.kernels.hopper_matmul_config import (
     HopperTiling,
 )
 from services.compute.kernels.hopper_prefill import HOPPER
+from services.compute.kernels.matmul import matmul
 from services.compute.layers.parts import Activation
 
 TILING = HopperTiling(132)
@@ -30,9 +31,10 @@ is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == 
 on_hopper = pytest.mark.skipif(not is_hopper, reason="needs a GPU of compute capability 9.0")
 
 
-def test_it_compiles_where_there_is_no_such_gpu() -> None:
+@pytest.mark.parametrize("product", ["gate_up", "matmul"])
+def test_it_compiles_where_there_is_no_such_gpu(product: str) -> None:
     environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", "matmul", "160"]
+    command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", product, "160"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "wgmma.mma_async" in done.stdout
@@ -137,3 +139,28 @@ def test_launches_that_follow_each_other_have_the_same_bits() -> None:
     x, weight = draw(513, (SMALL, 2048), torch.bfloat16)
     first = gated(x, weight, "silu", None)
     assert all(torch.equal(first, gated(x, weight, "silu", None)) for _ in range(20))
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("tile", STEP_TIMES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_have_the_bits_that_the_product_of_few_rows_gives_them(
+    tile: HopperTile, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    """Alone, with a bias, and gated, wherever a row lies in a batch."""
+    x, weight = draw(2048, shape, dtype)
+    tiling, bias = HopperTiling.of(x.device), weight[:, 0].contiguous()
+    plain, biased = (torch.empty(2048, shape[0], dtype=dtype, device="cuda") for _ in range(2))
+    inner = torch.empty(2048, shape[0] // 2, dtype=dtype, device="cuda")
+    matmul(x, weight, None, plain)
+    matmul(x, weight, bias, biased)
+    act_mul(plain, inner, "silu")
+    for begin, num_tokens in ((0, 2048), (7, 65), (64, 284), (1000, 513)):
+        rows = slice(begin, begin + num_tokens)
+        for expected, added in ((plain, None), (biased, bias)):
+            out = torch.full_like(expected[rows], torch.nan)
+            hopper_matmul(x[rows], weight, added, out, tiling, tile)
+            assert torch.equal(out, expected[rows])
+        assert torch.equal(gated(x[rows], weight, "silu", tile), inner[rows])

@@ -84,6 +84,17 @@ def test_gates_and_ups_of_many_rows_are_one_launch_on_hopper(device: torch.devic
     assert not product.can_gate(65, Linear(weight[:384]))
 
 
+def test_rows_that_are_to_be_alike_are_gated_by_hopper_where_they_are_many(
+    device: torch.device,
+) -> None:
+    fused = InvariantProduct(hopper=HopperTiling(132)).fused
+    assert fused is not None
+    linear = Linear(torch.zeros(512, 64, device=device, dtype=torch.float16))
+    assert [n for n in (1, 64, 65, 300) if fused.can_gate(n, linear)] == [65, 300]
+    assert not fused.can_gate(65, Linear(linear.weight_OI.float()))
+    assert not any(fused.can_norm(n, linear, norms_behind=False) for n in range(70))
+
+
 def test_a_norm_is_in_the_launch_of_one_row_unless_there_are_two_or_all_rows_are_to_be_alike(
     device: torch.device,
 ) -> None:

@@ -1,15 +1,17 @@
-"""Gates and ups of more than 64 rows on Hopper, with the activation behind them.
+"""Products of more than 64 rows on Hopper: gates and ups with the activation behind them, and those
+of rows that do not depend on their batch.
 
 The product is transposed: weights are the taller operand, 64 rows of a tile for each of two
 warpgroups, and tokens are the columns, a power of two and perhaps a second, smaller one, so that
 160 tokens are 128 and 32. One warp has the copy engine bring blocks of 64 inputs into a ring. A
-program takes tiles in turn, and every sum is of all inputs from the first to the last.
+program takes tiles in turn, and every sum is of all inputs from the first to the last, 16 by 16: it
+has the bits that `matmul` gives it, whatever the tile.
 
 Gates and ups are eight rows of each in turn in shared memory, so that a thread has both sums of a
 result.
 
-Shape legend: T rows, I inputs, F inner width of the MLP; in the kernel M rows of weights of a
-warpgroup, C tokens of a chunk that is stored at once.
+Shape legend: T rows, I inputs, O outputs, F inner width of the MLP; in the kernel M rows of weights
+of a warpgroup, C tokens of a chunk that is stored at once.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ TILES_AT_ONCE = gl.constexpr(GROUP)
 INTERLEAVED = 8  # rows of gates, then of ups: those that a thread's two rows of sums lie apart
 MULTIPLYING_REGISTERS = ATTENDING_REGISTERS
 WEIGHTS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-OUT = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
+GATED = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
 
 
 @gluon.jit
@@ -94,9 +96,12 @@ def _fetch(weights, x_main, x_tail, buffers, barriers, schedule, sizes: gl.const
             bar = ready.index(stage)
             mbarrier.expect(bar, BYTES)
             k = step * BLOCK_K
-            tma.async_copy_global_to_shared(
-                weights, [row // 16, 0, 0, k], bar, w_tiles.index(stage)
-            )
+            if ACTIVATION is None:
+                tma.async_copy_global_to_shared(weights, [row, k], bar, w_tiles.index(stage))
+            else:
+                tma.async_copy_global_to_shared(
+                    weights, [row // 16, 0, 0, k], bar, w_tiles.index(stage)
+                )
             tma.async_copy_global_to_shared(x_main, [token, k], bar, main_buffers.index(stage))
             if TAIL > 0:
                 tma.async_copy_global_to_shared(
@@ -124,9 +129,11 @@ def _chunks(acc_MN):
 
 @gluon.jit
 def _store_chunk(
-    HALF: gl.constexpr, NUMBER: gl.constexpr, outs, staging, acc_MC, row, token, sizes: gl.constexpr
-):
-    """Gate, round, turn and store the sums of a chunk of tokens, by way of shared memory."""
+    HALF: gl.constexpr, NUMBER: gl.constexpr, outs, staging, acc_MC, bias, row, token,
+    sizes: gl.constexpr,
+):  # fmt: skip
+    """Gate or add the bias to the sums of a chunk of tokens, round, turn and store them, by way of
+    shared memory."""
     MAIN, TAIL, STAGES, COPIES, ACTIVATION = sizes
     OF_TAIL: gl.constexpr = NUMBER * PART == MAIN
     place: gl.constexpr = HALF * COPIES + NUMBER % COPIES
@@ -135,16 +142,26 @@ def _store_chunk(
     else:
         out, buffer = outs[0], staging[0].index(place)
     C: gl.constexpr = acc_MC.shape[1]
-    gate, up = acc_MC.reshape([M // 16, 2, 8, C]).permute(0, 2, 3, 1).split()
-    result = act_mul_rounded(gate, up, ACTIVATION, buffer.dtype).reshape([M // 2, C])
+    if ACTIVATION is None:
+        column = row
+        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
+        result = gl.convert_layout(acc_MC, layout)
+        if bias[0] is not None:
+            row_M = row + gl.arange(0, M, layout=gl.SliceLayout(1, layout))
+            bias_M = gl.load(bias[0] + row_M, mask=row_M < bias[1], other=0.0)
+            result += bias_M.to(gl.float32)[:, None]
+    else:
+        column = row // 2
+        gate, up = acc_MC.reshape([M // 16, 2, 8, C]).permute(0, 2, 3, 1).split()
+        result = act_mul_rounded(gate, up, ACTIVATION, buffer.dtype).reshape([M // 2, C])
     tma.store_wait(COPIES - 1)
     buffer.store(result.to(buffer.dtype).permute(1, 0))
     fence_async_shared()
-    tma.async_copy_shared_to_global(out, [token + NUMBER * PART, row // 2], buffer)
+    tma.async_copy_shared_to_global(out, [token + NUMBER * PART, column], buffer)
 
 
 @gluon.jit
-def _multiply(HALF: gl.constexpr, outs, buffers, barriers, schedule, sizes: gl.constexpr):
+def _multiply(HALF: gl.constexpr, outs, buffers, barriers, bias, schedule, sizes: gl.constexpr):
     """A warpgroup: the first or the second half of each tile's rows of weights."""
     MAIN, TAIL, STAGES, COPIES, ACTIVATION = sizes
     w_halves, main_buffers, tail_buffers = buffers[0], buffers[2], buffers[3]
@@ -183,17 +200,19 @@ def _multiply(HALF: gl.constexpr, outs, buffers, barriers, schedule, sizes: gl.c
         if TAIL > 0:
             chunks = chunks + (tail,)
         for chunk in gl.static_range(len(chunks)):
-            _store_chunk(HALF, chunk, outs, staging, chunks[chunk], row, token, sizes)
+            _store_chunk(HALF, chunk, outs, staging, chunks[chunk], bias, row, token, sizes)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["token_tiles", "out_tiles", "steps"])
+@gluon.jit(do_not_specialize=["num_rows", "token_tiles", "out_tiles", "steps"])
 def _hopper_matmul_kernel(
     weights,
     x_main,
     x_tail,
     out_main,
     out_tail,
+    bias_O,  # or None
+    num_rows,  # of weights
     token_tiles,
     out_tiles,
     steps,
@@ -211,16 +230,20 @@ def _hopper_matmul_kernel(
     dtype: gl.constexpr = x_main.dtype
     LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
     TAIL_ROWS: gl.constexpr = TAIL if TAIL > 0 else PART
+    OUTPUTS: gl.constexpr = M if ACTIVATION is None else M // 2
     w_halves = gl.allocate_shared_memory(dtype, [2 * STAGES, M, BLOCK_K], SHARED)
-    # the same bytes as a copy fills them: gates and ups in turn
-    w_tiles = w_halves._reinterpret(dtype, [STAGES, M // 8, 2, 8, BLOCK_K], WEIGHTS_SHARED)
+    # the same bytes as a copy fills them
+    if ACTIVATION is None:
+        w_tiles = w_halves._reinterpret(dtype, [STAGES, 2 * M, BLOCK_K], WEIGHTS_SHARED)
+    else:  # gates and ups in turn
+        w_tiles = w_halves._reinterpret(dtype, [STAGES, M // 8, 2, 8, BLOCK_K], WEIGHTS_SHARED)
     main_buffers = gl.allocate_shared_memory(dtype, [STAGES, MAIN, BLOCK_K], SHARED)
     tail_buffers = main_buffers
     if TAIL > 0:
         tail_buffers = gl.allocate_shared_memory(dtype, [STAGES, TAIL, BLOCK_K], SHARED)
-    main_staging = gl.allocate_shared_memory(dtype, [2 * COPIES, PART, M // 2], OUT_SHARED)
+    main_staging = gl.allocate_shared_memory(dtype, [2 * COPIES, PART, OUTPUTS], OUT_SHARED)
     tail_staging = main_staging._reinterpret(
-        dtype, [2 * COPIES * (PART // TAIL_ROWS), TAIL_ROWS, M // 2], OUT_SHARED
+        dtype, [2 * COPIES * (PART // TAIL_ROWS), TAIL_ROWS, OUTPUTS], OUT_SHARED
     )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
@@ -231,17 +254,32 @@ def _hopper_matmul_kernel(
     buffers = (w_halves, w_tiles, main_buffers, tail_buffers, main_staging, tail_staging)
     barriers = (ready, free)
     outs = (out_main, out_tail)
+    bias = (bias_O, num_rows)
     schedule = (token_tiles, out_tiles, steps)
     sizes: gl.constexpr = (MAIN, TAIL, STAGES, COPIES, ACTIVATION)
     gl.warp_specialize(
         [
-            (_multiply, (0, outs, buffers, barriers, schedule, sizes)),
-            (_multiply, (1, outs, buffers, barriers, schedule, sizes)),
+            (_multiply, (0, outs, buffers, barriers, bias, schedule, sizes)),
+            (_multiply, (1, outs, buffers, barriers, bias, schedule, sizes)),
             (_fetch, (weights, x_main, x_tail, buffers, barriers, schedule, sizes)),
         ],
         [4, 1],
         [MULTIPLYING, FETCHING],
     )
+
+
+def hopper_matmul(
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    out_TO: Tensor,
+    tiling: HopperTiling,
+    tile: HopperTile | None = None,
+) -> None:
+    """out = x W^T + b, rounded once. All tensors are of one 16-bit dtype and contiguous; I and O
+    are multiples of 8."""
+    weights = _boxes(weight_OI, BLOCK_OUT, BLOCK_IN, SWIZZLED)
+    _launch(x_TI, weight_OI, weights, bias_O, out_TO, None, tiling, tile)
 
 
 def hopper_gate_up(
@@ -252,14 +290,9 @@ def hopper_gate_up(
     tiling: HopperTiling,
     tile: HopperTile | None = None,
 ) -> None:
-    """act(gate) * up; the weight's first half are the gates. Rounded as by `act_mul` after a
-    product: gate and up, act(gate), and the result. All tensors are of one 16-bit dtype and
-    contiguous; I and F are multiples of 8."""
-    (num_tokens, num_in), num_rows, num_gates = x_TI.shape, len(weight_2F_I), out_TF.shape[1]
-    assert weight_2F_I.shape == (2 * num_gates, num_in) and len(out_TF) == num_tokens
-    assert x_TI.is_contiguous() and weight_2F_I.is_contiguous() and out_TF.is_contiguous()
-    assert num_in % 8 == num_gates % 8 == 0
-    tile = tile or tiling.tile(num_tokens, num_rows)
+    """act(gate) * up, else as `hopper_matmul`; the weight's first half are the gates. Rounded as by
+    `act_mul` after a product: gate and up, act(gate), and the result."""
+    num_gates, num_in = out_TF.shape[1], weight_2F_I.shape[1]
     weights = TensorDescriptor(
         weight_2F_I,
         [num_gates // INTERLEAVED, 2, INTERLEAVED, num_in],
@@ -267,13 +300,35 @@ def hopper_gate_up(
         [BLOCK_OUT // (2 * INTERLEAVED), 2, INTERLEAVED, BLOCK_IN],
         WEIGHTS,
     )
+    _launch(x_TI, weight_2F_I, weights, None, out_TF, activation, tiling, tile)
+
+
+def _launch(
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    weights: TensorDescriptor,
+    bias_O: Tensor | None,
+    out_TO: Tensor,
+    activation: Activation | None,
+    tiling: HopperTiling,
+    tile: HopperTile | None,
+) -> None:
+    (num_tokens, num_in), num_rows = x_TI.shape, len(weight_OI)
+    num_out, out_layout = (num_rows, SWIZZLED) if activation is None else (num_rows // 2, GATED)
+    assert weight_OI.shape[1] == num_in and out_TO.shape == (num_tokens, num_out)
+    assert x_TI.is_contiguous() and weight_OI.is_contiguous() and out_TO.is_contiguous()
+    assert num_in % 8 == num_out % 8 == 0
+    tile = tile or tiling.tile(num_tokens, num_rows)
+    block_out = BLOCK_OUT // 2 * num_out // num_rows
     token_tiles, out_tiles = -(-num_tokens // tile.tokens), -(-num_rows // BLOCK_OUT)
     _hopper_matmul_kernel[(min(token_tiles * out_tiles, tiling.num_sms),)](
         weights,
         _boxes(x_TI, tile.main, BLOCK_IN, SWIZZLED),
         _boxes(x_TI, tile.tail or CHUNK, BLOCK_IN, SWIZZLED),
-        _boxes(out_TF, CHUNK, BLOCK_OUT // 4, OUT),
-        _boxes(out_TF, tile.tail or CHUNK, BLOCK_OUT // 4, OUT),
+        _boxes(out_TO, CHUNK, block_out, out_layout),
+        _boxes(out_TO, tile.tail or CHUNK, block_out, out_layout),
+        bias_O,
+        num_rows,
         token_tiles,
         out_tiles,
         -(-num_in // BLOCK_IN),
@@ -283,8 +338,8 @@ def hopper_gate_up(
         COPIES=tile.copies,
         ACTIVATION=activation,
         SHARED=SWIZZLED,
-        WEIGHTS_SHARED=WEIGHTS,
-        OUT_SHARED=OUT,
+        WEIGHTS_SHARED=weights.layout,
+        OUT_SHARED=out_layout,
         MULTIPLYING=MULTIPLYING_REGISTERS,
         FETCHING=FETCHING_REGISTERS,
         num_warps=4,

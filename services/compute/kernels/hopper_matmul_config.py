@@ -1,4 +1,4 @@
-"""How gates and ups of many rows on Hopper are cut into tiles."""
+"""How products of many rows on Hopper are cut into tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 BLOCK_OUT = 128
-"""Rows of weights of a tile, 64 of each of two warpgroups: half of them gates, half ups."""
+"""Rows of weights of a tile, 64 of each of two warpgroups; of gates and ups half of them each."""
 
 BLOCK_IN = 64
 """Inputs of a step: 128 bytes, what a swizzled copy takes."""
@@ -64,7 +64,7 @@ Smaller ones are no faster: they wait for weights, too."""
 
 @dataclass(frozen=True, slots=True)
 class HopperTiling:
-    """Which gates and ups such a GPU multiplies in one launch with their activation, and how."""
+    """Which weights such a GPU multiplies by more than 64 rows in this way, and how."""
 
     num_sms: int
 
@@ -72,14 +72,18 @@ class HopperTiling:
     def of(cls, device: torch.device) -> HopperTiling:
         return cls(torch.cuda.get_device_properties(device).multi_processor_count)
 
+    def serves(self, weight_OI: Tensor) -> bool:
+        """Whether a weight, or gates and ups, are what the kernel is written for."""
+        num_rows, num_in = weight_OI.shape
+        return weight_OI.dtype in HALVES and num_rows % 16 == num_in % 8 == 0
+
     def suits(self, weight_2F_I: Tensor) -> bool:
-        """Whether that is faster than cuBLAS and the activation, with more than 64 rows.
+        """Whether gates and ups with their activation are faster than cuBLAS and another launch.
 
         A matter of the weight alone: what one step has room for, steps of fewer rows have room for.
         """
-        num_rows, num_in = weight_2F_I.shape
-        fills = 4 * num_rows >= 3 * BLOCK_OUT * self.num_sms
-        return weight_2F_I.dtype in HALVES and fills and num_rows % 16 == num_in % 8 == 0
+        fills = 4 * len(weight_2F_I) >= 3 * BLOCK_OUT * self.num_sms
+        return fills and self.serves(weight_2F_I)
 
     def num_rounds(self, tile: HopperTile, num_tokens: int, num_rows: int) -> int:
         """Of tiles, one for each multiprocessor."""

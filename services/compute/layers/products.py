@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.hopper_matmul import hopper_gate_up
+from services.compute.kernels.hopper_matmul import hopper_gate_up, hopper_matmul
 from services.compute.kernels.hopper_matmul_config import HopperTiling
 from services.compute.kernels.matmul import matmul, tile_for
 from services.compute.kernels.matvec import (
@@ -86,22 +86,55 @@ Products: TypeAlias = Mapping[type[AnyLinear], Product[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class InvariantGates:
+    """A `FusedProduct` of gates and ups whose rows do not depend on their batch: with more than 64
+    rows hopper_gate_up has the bits of `matmul` and the activation."""
+
+    tiling: HopperTiling
+
+    def can_gate(self, num_tokens: int, linear: Linear) -> bool:
+        is_served = linear.bias_O is None and self.tiling.serves(linear.weight_OI)
+        return num_tokens > MAX_TOKENS and is_served
+
+    def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
+        hopper_gate_up(x_TI, linear.weight_OI, out_TF, activation, self.tiling)
+
+    def can_norm(self, num_tokens: int, linear: Linear, norms_behind: bool) -> bool:
+        return False
+
+    def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor) -> None:
+        raise AssertionError("rows that do not depend on their batch are normed by themselves")
+
+    def normed_gated(
+        self, normed: NormedInput, linear: Linear, activation: Activation, out_TF: Tensor
+    ) -> None:
+        self.normed(normed, linear, out_TF)
+
+
+@dataclass(frozen=True, slots=True)
 class InvariantProduct:
-    """A `Product` with one tiling and one order of summation for every number of rows. Where ranks
-    have a part of the outputs each, the tiling is that of all of them."""
+    """A `Product` with one order of summation for every number of rows: one tiling up to 64, and
+    more by hopper_matmul, which has the same bits, where the device has it. Where ranks have a part
+    of the outputs each, the tiling is that of all of them."""
 
     num_ranks: int = 1
+    hopper: HopperTiling | None = None
 
     @property
-    def fused(self) -> None:
-        return None
+    def fused(self) -> FusedProduct[Linear] | None:
+        return None if self.hopper is None else InvariantGates(self.hopper)
 
     def row_form(self, num_tokens: int, linear: Linear) -> None:
         return None
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
-        tile = tile_for(linear.num_out * self.num_ranks, x_TI.dtype)
-        matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO, tile)
+        weight_OI, bias_O, hopper = linear.weight_OI, linear.bias_O, self.hopper
+        is_alike = out_TO.dtype is x_TI.dtype and len(x_TI) > MAX_TOKENS
+        if hopper is not None and is_alike and hopper.serves(weight_OI):
+            hopper_matmul(x_TI, weight_OI, bias_O, out_TO, hopper)
+        else:
+            tile = tile_for(linear.num_out * self.num_ranks, x_TI.dtype)
+            matmul(x_TI, weight_OI, bias_O, out_TO, tile)
 
 
 @dataclass(frozen=True, slots=True)

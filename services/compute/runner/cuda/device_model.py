@@ -192,13 +192,13 @@ def _products(
     shape = decoder.shape
     pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)
     num_inner = shape.hidden_size * shape.intermediate_size // ranks.size
-    plain: Product[Linear] = InvariantProduct(ranks.size)
+    hopper = HopperTiling.of(decoder.device) if capability == HOPPER else None
+    plain: Product[Linear] = InvariantProduct(ranks.size, hopper)
     row: RowOfNumbers | None = None
     work = SkinnyWork.make(_widest_output(decoder), decoder.device)
     if not batch_invariant:
         suits = SKINNY_PRODUCTS and (capability is None or skinny_fits(capability))
         row_pdl = pdl and 2 * num_inner <= SMALL_WEIGHT_BYTES
-        hopper = HopperTiling.of(decoder.device) if capability == HOPPER else None
         plain = ProductByRows(work if suits else None, pdl, row_pdl, choices, hopper)
         row = RowOfNumbers(pdl=pdl and num_inner <= SMALL_WEIGHT_BYTES)
     room = _unpacking_room(decoder)
