@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -26,6 +27,10 @@ from triton.runtime.jit import KernelInterface
 from services.compute.runner.cuda.forked import fork_for
 
 MAX_WORKERS = 16
+
+LOADING = threading.Lock()
+"""On what launches a kernel: Triton 3.6 imports all of them as one module's name, so that of two
+threads one may get the other's, which takes other arguments."""
 
 
 class Kernel:
@@ -53,7 +58,8 @@ class Kernel:
             self.is_begun = True
             with suppress(Exception):
                 kernel = self._compiled()
-                assert kernel.run is not None  # asked for: that loads it
+                with LOADING:
+                    assert kernel.run is not None  # asked for: that loads it
         for keep in self.keepers:
             keep(kernel)
 

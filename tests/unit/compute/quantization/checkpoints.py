@@ -24,7 +24,7 @@ from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.integrations.finegrained_fp8 import Fp8Quantize, _dequantize_fp8_weight
+from transformers.integrations.finegrained_fp8 import Fp8Quantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 Written: TypeAlias = tuple[dict[str, Tensor], Tensor]
@@ -189,7 +189,9 @@ def fp8(block: tuple[int, int] | None = (128, 128), scale_fmt: str = "float") ->
         tensors = writer.convert({"x.weight": padded})
         codes = tensors["x.weight"][:num_out, :num_in].contiguous()
         scales = tensors["x.weight_scale_inv"]
-        dense_OI = _dequantize_fp8_weight(codes, scales.float(), block, torch.float32)
+        by_row = scales.float().view(-1, padded.shape[1] // columns if block else 1)
+        wide = by_row.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        dense_OI = codes.float() * wide[:num_out, :num_in]
         scales = scales.flatten()[0] if block is None else scales
         more = {"weight_scale_inv": scales, "activation_scale": torch.ones(())}
         return {"weight": codes, **more}, dense_OI
