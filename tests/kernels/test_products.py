@@ -89,9 +89,10 @@ def test_rows_that_are_to_be_alike_are_gated_by_hopper_where_they_are_many(
 ) -> None:
     fused = InvariantProduct(hopper=HopperTiling(132)).fused
     assert fused is not None
-    linear = Linear(torch.zeros(512, 64, device=device, dtype=torch.float16))
+    linear = Linear(torch.zeros(512, 2048, device=device, dtype=torch.float16))
     assert [n for n in (1, 64, 65, 300) if fused.can_gate(n, linear)] == [65, 300]
     assert not fused.can_gate(65, Linear(linear.weight_OI.float()))
+    assert not fused.can_gate(65, Linear(linear.weight_OI[:, :64]))  # sums have other bits
     assert not any(fused.can_norm(n, linear, norms_behind=False) for n in range(70))
 
 

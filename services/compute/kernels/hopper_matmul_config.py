@@ -61,6 +61,12 @@ STEP_TIMES = {
 """Of the tiles that there are, as measured on an H100, in the cycles of one product by 256 tokens.
 Smaller ones are no faster: they wait for weights, too."""
 
+TILE_TOKENS = {tile.tokens for tile in STEP_TIMES}
+"""Rows for which each of the tiles is the fastest, where weights have tiles for all of a device."""
+
+MIN_EQUAL_INPUTS = 2048
+"""From which on sums were seen to have the bits of `matmul`; those of 64 inputs had others."""
+
 
 @dataclass(frozen=True, slots=True)
 class HopperTiling:
@@ -76,6 +82,10 @@ class HopperTiling:
         """Whether a weight, or gates and ups, are what the kernel is written for."""
         num_rows, num_in = weight_OI.shape
         return weight_OI.dtype in HALVES and num_rows % 16 == num_in % 8 == 0
+
+    def has_equal_bits(self, weight_OI: Tensor) -> bool:
+        """Whether it does so with the bits of `matmul`, too."""
+        return weight_OI.shape[1] >= MIN_EQUAL_INPUTS and self.serves(weight_OI)
 
     def suits(self, weight_2F_I: Tensor) -> bool:
         """Whether gates and ups with their activation are faster than cuBLAS and another launch.

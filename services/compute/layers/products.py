@@ -93,8 +93,8 @@ class InvariantGates:
     tiling: HopperTiling
 
     def can_gate(self, num_tokens: int, linear: Linear) -> bool:
-        is_served = linear.bias_O is None and self.tiling.serves(linear.weight_OI)
-        return num_tokens > MAX_TOKENS and is_served
+        is_equal = linear.bias_O is None and self.tiling.has_equal_bits(linear.weight_OI)
+        return num_tokens > MAX_TOKENS and is_equal
 
     def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
         hopper_gate_up(x_TI, linear.weight_OI, out_TF, activation, self.tiling)
@@ -130,7 +130,7 @@ class InvariantProduct:
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         weight_OI, bias_O, hopper = linear.weight_OI, linear.bias_O, self.hopper
         is_alike = out_TO.dtype is x_TI.dtype and len(x_TI) > MAX_TOKENS
-        if hopper is not None and is_alike and hopper.serves(weight_OI):
+        if hopper is not None and is_alike and hopper.has_equal_bits(weight_OI):
             hopper_matmul(x_TI, weight_OI, bias_O, out_TO, hopper)
         else:
             tile = tile_for(linear.num_out * self.num_ranks, x_TI.dtype)
