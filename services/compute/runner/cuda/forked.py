@@ -40,14 +40,14 @@ def fork_for(
     reports, reports_in = os.pipe()
     os.write(tickets_in, b"".join(map(PLACE.pack, range(min(len(jobs), MAX_JOBS)))))
     os.close(tickets_in)
-    pids = []
+    pids, parent = [], os.getpid()
     with contextlib.suppress(OSError), warnings.catch_warnings():  # as many as there can be
         # Python 3.12 warns of other threads' locks, of which these jobs take none
         warnings.simplefilter("ignore", DeprecationWarning)
         for _ in range(min(num_processes, len(jobs))):
             pid = os.fork()
             if pid == 0:
-                _work(jobs, may_begin, tickets, reports_in)
+                _work(jobs, lambda: os.getppid() == parent and may_begin(), tickets, reports_in)
             pids.append(pid)
     os.close(tickets)
     os.close(reports_in)
