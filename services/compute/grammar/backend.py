@@ -7,7 +7,6 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from ctypes import addressof, c_byte
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,9 +138,36 @@ def _words_of(ids: Iterable[int], everything_W: Int32Array) -> tuple[tuple[int, 
     return tuple(zip(words.tolist(), mask_W[words].tolist(), strict=True))
 
 
-def _allows_any(mask_W: Int32Array) -> bool:
-    # Within a text most words have bits; of bytes `any` stops at the first.
-    return bool(mask_W[len(mask_W) // 2]) or bool(mask_W.view(np.bool_).any())
+class MaskRow:
+    """The memory of a mask, as an array, by its words and by its address.
+
+    A word of it is read in a third of the time that an array takes, and asking an array for its
+    address takes longer than most masks' rules.
+    """
+
+    __slots__ = ("address", "array_W", "middle", "num_bytes", "words")
+
+    def __init__(self, array_W: Int32Array) -> None:
+        self.array_W = array_W
+        self.words = array_W.data
+        self.address: int = array_W.ctypes.data
+        self.num_bytes = array_W.nbytes
+        self.middle = len(array_W) // 2
+
+    def allows_any(self) -> bool:
+        # Within a text most words have bits; of bytes `any` stops at the first.
+        return self.words[self.middle] != 0 or bool(self.array_W.view(np.bool_).any())
+
+    def only_token(self) -> int:
+        """The token that it allows if it is the only one; below 0 if there are others."""
+        middle, words = self.middle, self.words
+        if middle and words[middle] and words[middle - 1]:  # within a text
+            return -1
+        there = np.flatnonzero(self.array_W)
+        if len(there) != 1:
+            return -1
+        bits = words[int(there[0])] & 0xFFFFFFFF
+        return -1 if bits & (bits - 1) else 32 * int(there[0]) + bits.bit_length() - 1
 
 
 class TokenRules:
@@ -176,30 +202,31 @@ class TokenRules:
         if self._banned_after:
             self._tail = [*self._tail, *tokens][-self._longest :]
 
-    def apply(self, mask_W: Int32Array, accepting: bool, index: int) -> None:
+    def apply(self, mask: MaskRow, accepting: bool, index: int) -> None:
         """Narrow a mask, and let the text end where the grammar accepts.
 
         A client's stop token may also come where the grammar takes it for text, which it then cuts.
         What `min_tokens` and `ignore_eos` hold back may come where nothing else may.
         """
+        words = mask.words
         if self._may is not None:
-            mask_W &= self._may
+            mask.array_W &= self._may
         if self._tail:
-            self._ban(mask_W)
+            self._ban(mask.array_W)
         if accepting:
             for word, bits in self._ends:
-                mask_W[word] |= bits
+                words[word] |= bits
         else:
             for word, bits in self._eos:
-                mask_W[word] &= ~bits
+                words[word] &= ~bits
         held_back = self._ends if index < self._min_tokens else self._ignored
         if held_back:
-            before = [int(mask_W[word]) for word, _ in held_back]
+            before = [words[word] for word, _ in held_back]
             for word, bits in held_back:
-                mask_W[word] &= ~bits
-            if not _allows_any(mask_W):
+                words[word] &= ~bits
+            if not mask.allows_any():
                 for (word, _), bits in zip(held_back, before, strict=True):
-                    mask_W[word] = bits
+                    words[word] = bits
 
     def _ban(self, mask_W: Int32Array) -> None:
         tail = tuple(self._tail)
@@ -207,18 +234,6 @@ class TokenRules:
             before = sequence[:-1]
             if tail[-len(before) :] == before:
                 mask_W.view(np.uint32)[sequence[-1] // 32] &= ~np.uint32(1 << sequence[-1] % 32)
-
-
-def only_token(mask_W: Int32Array) -> int:
-    """The token that a mask allows if it is the only one; below 0 if there are others."""
-    middle = len(mask_W) // 2
-    if middle and mask_W[middle] and mask_W[middle - 1]:  # within a text
-        return -1
-    words = np.flatnonzero(mask_W)
-    if len(words) != 1:
-        return -1
-    bits = int(mask_W.view(np.uint32)[words[0]])
-    return -1 if bits & (bits - 1) else 32 * int(words[0]) + bits.bit_length() - 1
 
 
 class SequenceMatcher:
@@ -229,13 +244,14 @@ class SequenceMatcher:
 
     __slots__ = (
         *("_error", "_everything_W", "_grammar", "_num_drawn", "_outputs", "_start", "_rules"),
-        "_stop_ids",
+        *("_stop_ids", "epoch"),
     )
 
     def __init__(
         self, start: StartSequence, grammar: LLMatcher | None, everything_W: Int32Array
     ) -> None:
         self._start = start
+        self.epoch = start.epoch
         self._outputs = array("i", start.output_ids)
         self._num_drawn = len(self._outputs)  # of them; those behind are the only ones
         self._error: Exception | None = None  # for which it cannot go on behind its last mask
@@ -253,9 +269,6 @@ class SequenceMatcher:
     def index(self) -> int:
         return len(self._outputs)
 
-    def owns(self, slot: int, epoch: int) -> bool:
-        return self._start.slot == slot and self._start.epoch == epoch
-
     def replay(self) -> Iterator[None]:
         """Advance the grammar by the outputs produced before, in steps."""
         tokens, grammar = self._start.output_ids, self._grammar
@@ -268,7 +281,8 @@ class SequenceMatcher:
 
     def has_taken(self, index: int, token: int) -> bool:
         """Whether it has gone ahead by the token sampled as output `index`."""
-        if index != self._num_drawn or self._outputs[index : index + 1] != array("i", (token,)):
+        outputs = self._outputs
+        if not index == self._num_drawn < len(outputs) or outputs[index] != token:
             return False
         self._num_drawn += 1
         return True
@@ -281,53 +295,53 @@ class SequenceMatcher:
         return self._go_on(token)
 
     def _go_on(self, token: int) -> bool:
-        outputs = self._outputs
+        outputs, grammar = self._outputs, self._grammar
         if self._error is not None:
             raise self._error
         outputs.append(token)
         if token in self._stop_ids or len(outputs) >= self._start.max_tokens:
             return False
-        if self._grammar is not None and not self._grammar.consume_token(token):
-            raise _refusal(self._grammar)
+        if grammar is not None and not grammar.consume_token(token):
+            raise _refusal(grammar)
         self._rules.follow((token,))
         return True
 
-    def fill_ahead(self, mask_W: Int32Array) -> tuple[int, ...]:
+    def fill_ahead(self, mask: MaskRow) -> tuple[int, ...]:
         """Write the mask of the first token that is not the only one; return those before it.
 
         At most MOST_FORCED, however long it takes: who starts at a later token has to come at
         least as far.
         """
-        self.fill(mask_W)
+        self.fill(mask)
+        token = mask.only_token()
+        if token < 0:
+            return ()
         first = len(self._outputs)
-        while len(self._outputs) < min(first + MOST_FORCED, self._start.max_tokens - 1):
-            token = only_token(mask_W)
-            if token < 0 or token in self._stop_ids:
-                break
+        last = min(first + MOST_FORCED, self._start.max_tokens - 1)
+        while token >= 0 and token not in self._stop_ids and len(self._outputs) < last:
             try:
                 self._go_on(token)
-                self.fill(mask_W)
+                self.fill(mask)
             except Exception as error:  # for which the sequence fails when it comes to it
                 self._error = error
                 del self._outputs[-1]
-                np.copyto(mask_W, bits_of((token,), 32 * len(mask_W)))
+                np.copyto(mask.array_W, bits_of((token,), 32 * len(mask.array_W)))
                 break
+            token = mask.only_token()
         return tuple(self._outputs[first:])
 
-    def fill(self, mask_W: Int32Array) -> None:
+    def fill(self, mask: MaskRow) -> None:
         """Write the mask of the next token; GrammarError if no token is allowed."""
         grammar, accepting = self._grammar, True
         if grammar is None:
-            np.copyto(mask_W, self._everything_W)
+            np.copyto(mask.array_W, self._everything_W)
         else:
-            grammar.unsafe_compute_mask_ptr(
-                addressof(c_byte.from_buffer(mask_W.data)), mask_W.nbytes
-            )
+            grammar.unsafe_compute_mask_ptr(mask.address, mask.num_bytes)
             if grammar.is_error():
                 raise GrammarError(error_of(grammar))
             accepting = grammar.is_accepting()
-        self._rules.apply(mask_W, accepting, len(self._outputs))
-        if not _allows_any(mask_W):
+        self._rules.apply(mask, accepting, len(self._outputs))
+        if not mask.allows_any():
             raise GrammarError("no token of this model is allowed here")
 
 

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import thread_time
+from time import monotonic, thread_time
+from typing import TypeVarTuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from common.child_main import FrameWriter, die_with_parent, limit_memory, read_f
 from services.compute.grammar.backend import (
     GrammarBackend,
     GrammarError,
+    MaskRow,
     SequenceMatcher,
     TokenRefused,
     bits_of,
@@ -54,6 +56,27 @@ SECOND_ENDED = 70  # status of the first process when the second one has ended
 
 _MASKS, _GRAMMARS = range(2)  # the threads of a process
 
+Args = TypeVarTuple("Args")
+
+
+class _ProcessorTime:
+    """Tells whether something took a thread long by its processor time, which takes 0.7 us to ask
+    for: only what took long by the clock, too, is asked about."""
+
+    def start(self) -> None:
+        self._began_s = self._asked_s = monotonic()
+        self._used_s = thread_time()
+
+    def exceeds(self, limit_s: float) -> bool:
+        """Whether what came since the last call took longer."""
+        began_s, self._began_s = self._began_s, monotonic()
+        if self._began_s - began_s <= limit_s:
+            return False
+        # What came before since the last question took at most as long as the clock says.
+        before_s, asked_s = self._used_s + began_s - self._asked_s, self._began_s
+        self._asked_s, self._used_s = asked_s, thread_time()
+        return self._used_s - before_s > limit_s
+
 
 class MaskWorker:
     """Keeps a matcher for each slot and writes its masks to one plane of the shared memory.
@@ -83,12 +106,16 @@ class MaskWorker:
         self._starting: dict[int, list[list[int]]] = {}  # by slot: tokens that come too early
         self._lock = threading.Lock()  # on the four above, and on what is written
         words = mask_words(settings.vocab_size)
-        self._scratch = [np.zeros(words, dtype=np.int32) for _ in range(2)]
+        # The thread that makes masks is the one in which slots change their owners: it writes to
+        # where masks are read. The other one may be late, and writes here first.
+        self._rows = [MaskRow(mask_W) for mask_W in memory.masks_PNW[plane]]
+        self._scratch = MaskRow(np.zeros(words, dtype=np.int32))
+        self._working = memory.thread_slots.data, memory.thread_stamps.data
         self._compiling = ThreadPoolExecutor(1, "grammars")
-        self._made_s = 0.0  # processor time of the thread that makes masks, at its last one
+        self._times = _ProcessorTime(), _ProcessorTime()  # of each thread
 
     def take(self, order: Order) -> None:
-        self._made_s = thread_time()
+        self._times[_MASKS].start()
         match order:
             case AcceptTokens():
                 self._advance(order.rows_R4.tolist(), _MASKS)
@@ -125,7 +152,8 @@ class MaskWorker:
             self._start(start, _MASKS)
 
     def _start(self, start: StartSequence, thread: int) -> None:
-        self._make(start.slot, start.epoch, thread, partial(self._replay, start))
+        self._times[thread].start()
+        self._make(start.slot, start.epoch, thread, self._replay, start)
         self._report(MasksWritten())
         # After a restart the engine may already have used this mask and sent the next token.
         with self._lock:
@@ -156,11 +184,10 @@ class MaskWorker:
             if self._starting and self._comes_early(row):
                 continue
             matcher = self._matchers.get(slot)
-            if matcher is not None and matcher.owns(slot, epoch):
+            if matcher is not None and matcher.epoch == epoch:
                 if matcher.has_taken(index, token):
                     continue
-                follow = partial(self._follow, matcher, index, token)
-                has_written |= self._make(slot, epoch, thread, follow)
+                has_written |= self._make(slot, epoch, thread, self._follow, matcher, index, token)
             elif self._gone.get(slot) == epoch:
                 gone.append(row)
         if has_written:
@@ -188,27 +215,28 @@ class MaskWorker:
         return None
 
     def _make(
-        self, slot: int, epoch: int, thread: int, proceed: Callable[[], SequenceMatcher | None]
+        self,
+        slot: int,
+        epoch: int,
+        thread: int,
+        proceed: Callable[[*Args], SequenceMatcher | None],
+        *args: *Args,
     ) -> bool:
         """Advance a sequence's matcher to the next token and make its mask; False if it ended."""
-        memory, mask_W, place = self._memory, self._scratch[thread], 2 * self._plane + thread
-        memory.thread_slots[place] = slot
-        memory.thread_stamps[place] = stamp(epoch, 0)
-        # Asking costs 1 us, and between two masks of an order there is nothing else to do.
-        began_s = self._made_s if thread == _MASKS else thread_time()
+        place = 2 * self._plane + thread
+        slots, stamps = self._working
+        slots[place] = slot
+        stamps[place] = stamp(epoch, 0)
         try:
-            matcher = proceed()
+            matcher = proceed(*args)
             if matcher is None:
                 return False
-            forced = matcher.fill_ahead(mask_W)
-            with self._lock:
-                if self._epochs.get(slot) == epoch:
-                    memory.masks_PNW[self._plane, slot] = mask_W
-                    memory.name(slot, self._plane, epoch, matcher.index, forced)
-            made_s = thread_time()
             if thread == _MASKS:
-                self._made_s = made_s
-            if self._hand_over is not None and made_s - began_s > SLOW_S * (1 + len(forced)):
+                forced = matcher.fill_ahead(self._rows[slot])
+                self._memory.name(slot, self._plane, epoch, matcher.index, forced)
+            else:
+                forced = self._fill_and_copy(matcher, slot)
+            if self._times[thread].exceeds(SLOW_S * (1 + len(forced))):
                 self._let_go(matcher.start)
         except Exception as error:  # any error is this sequence's
             is_known = isinstance(error, (GrammarError, TokenRefused))
@@ -216,8 +244,17 @@ class MaskWorker:
             status = 400 if isinstance(error, (GrammarError, MemoryError)) else 500
             self._report(SequenceFailed(slot, epoch, f"{kind}{error}", status))
         finally:
-            memory.thread_stamps[place] = 0
+            stamps[place] = 0
         return True
+
+    def _fill_and_copy(self, matcher: SequenceMatcher, slot: int) -> tuple[int, ...]:
+        """Make a mask of a slot that may have another owner by then."""
+        forced = matcher.fill_ahead(self._scratch)
+        with self._lock:
+            if self._epochs.get(slot) == matcher.epoch:
+                self._rows[slot].array_W[:] = self._scratch.array_W
+                self._memory.name(slot, self._plane, matcher.epoch, matcher.index, forced)
+        return forced
 
     def _let_go(self, start: StartSequence) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import os
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -42,7 +43,10 @@ NUM_PLANES = 2
 NUM_THREADS = 4  # two of each plane
 _HEAD_BYTES = 64
 _NAME_INTS = 5 + MOST_FORCED
-_NAME = struct.Struct(f"={_NAME_INTS}i")
+_NAME_BYTES = 4 * _NAME_INTS
+_NAME = struct.Struct("=5i")  # without what is forced
+_FORCED_BYTES = 4 * MOST_FORCED
+_NONE_FORCED = bytes(_FORCED_BYTES)
 _MAX_NAMED_BYTES = 1 << 16  # of one read: what a pipe holds
 
 
@@ -256,8 +260,8 @@ class MaskMemory:
 
         A pipe keeps what is this short in one piece.
         """
-        rest = (0,) * (MOST_FORCED - len(forced))
-        name = _NAME.pack(slot, plane, epoch, index, len(forced), *forced, *rest)
+        name = _NAME.pack(slot, plane, epoch, index, len(forced))
+        name += array("i", forced).tobytes().ljust(_FORCED_BYTES, b"\0") if forced else _NONE_FORCED
         os.write(self._names_in, name)
 
     def named(self) -> Int32Array:
@@ -265,7 +269,7 @@ class MaskMemory:
         how many tokens before each were forced, and which [R, 5 + MOST_FORCED]."""
         data = b""
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self._names_out, _MAX_NAMED_BYTES // _NAME.size * _NAME.size)
+            data = os.read(self._names_out, _MAX_NAMED_BYTES // _NAME_BYTES * _NAME_BYTES)
         return np.frombuffer(data, np.int32).reshape(-1, _NAME_INTS)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from common.messages.sampling import GrammarSpec
 from services.compute.grammar.backend import (
     GrammarBackend,
     GrammarError,
+    MaskRow,
     SequenceMatcher,
     TokenRefused,
     bits_of,
@@ -51,7 +52,7 @@ def make_matcher(
 
 def allowed(matcher: SequenceMatcher) -> set[int]:
     mask_W = np.zeros(mask_words(VOCAB_SIZE), dtype=np.int32)
-    matcher.fill(mask_W)
+    matcher.fill(MaskRow(mask_W))
     return tokens_in(mask_W)
 
 

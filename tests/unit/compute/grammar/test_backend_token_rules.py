@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec
-from services.compute.grammar.backend import TokenRules, bits_of
+from services.compute.grammar.backend import MaskRow, TokenRules, bits_of
 from services.compute.grammar.protocol import StartSequence
 from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
 
@@ -60,7 +60,7 @@ def test_a_mask_has_exactly_what_no_rule_forbids(
         rules.follow((token,))
     mask_W = everything.copy()
     outputs = before + after
-    rules.apply(mask_W, accepting, len(outputs))
+    rules.apply(MaskRow(mask_W), accepting, len(outputs))
     assert tokens_in(mask_W) == expected(place, outputs, accepting)
 
 
@@ -73,5 +73,5 @@ def test_the_bits_beyond_the_vocabulary_stay_empty() -> None:
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
     rules = TokenRules(make_start(grammar_spec, eos_ids=(90,)), everything)
     mask_W = everything.copy()
-    rules.apply(mask_W, True, 0)
+    rules.apply(MaskRow(mask_W), True, 0)
     assert tokens_in(mask_W) == {69}
