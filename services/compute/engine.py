@@ -259,21 +259,10 @@ class Engine:
             self._on_step_error(errors, ended)
             return self._runner.forward(plan.without_settings(errors.by_slot))
 
-    def mask_delay_s(self) -> float:
-        """How long the sampling that waits for masks can wait without the device running dry."""
-        step = self._in_flight[0]
-        # A device that does not overlap is dry already, but computing a row again costs it more:
-        # it waits a little, though not for a sequence whose last mask was late.
-        if not self._runner.spec().overlaps and self._masking is not None:
-            patience_s = MASK_PATIENCE_S if self._masking.may_come_soon(step.plan) else 0.0
-            return step.launched_s + patience_s - self._clock()
-        return self._timer.launch_at_s(step.kind, step.launched_s) - self._clock()
+    def sample(self, force: bool = False) -> float:
+        """Launch the sampling that waits for masks, or say how long it can go on waiting.
 
-    def sample(self, late: bool, force: bool = False) -> bool:
-        """Launch the sampling that waits for masks; False if it goes on waiting for them.
-
-        Samples without a mask are skipped. `late` says that the device would soon be idle; with
-        `force` nothing is waited for.
+        Samples without a mask are skipped; with `force` nothing is waited for.
         """
         step, masking = self._in_flight[0], self._masking
         began_s = self._clock()
@@ -282,9 +271,10 @@ class Engine:
                 raise RuntimeError(
                     f"step {step.plan.step_id} is structured, and there is no source of masks"
                 )
-            masks = masking.masks(step.plan, late, force)
-            if masks is None:
-                return False
+            due_s, step_s = self._sampling_due(step, masking)
+            masks = masking.masks(step.plan, due_s - began_s, step_s, force)
+            if isinstance(masks, float):
+                return masks
             step.skipped = frozenset(masks.skipped)
             step.sampled_s = self._clock()
             step.ticket = self._runner.sample(step.ticket, masks)
@@ -293,10 +283,23 @@ class Engine:
         except Exception as error:
             self._in_flight.popleft()
             self._fail(step.plan, error)
-            return True
+            return 0.0
         step.masked = False
-        self.stats.launch_s += self._clock() - began_s
-        return True
+        sampling_s = self._clock() - began_s
+        self._timer.sampling_took(sampling_s)
+        self.stats.launch_s += sampling_s
+        return 0.0
+
+    def _sampling_due(self, step: _Launched, masking: Masking) -> tuple[float, float]:
+        """When the device would run dry without the step's sampling, and how long it takes for the
+        step, as far as masks are to be waited for beyond that."""
+        if self._runner.spec().overlaps:
+            due_s = self._timer.sample_at_s(step.kind, step.launched_s)
+            return due_s, self._timer.step_s(step.kind)
+        # It is dry already, but computing a row again costs it more: it waits a little, though not
+        # for a sequence whose last mask was late.
+        patience_s = MASK_PATIENCE_S if masking.may_come_soon(step.plan) else 0.0
+        return step.launched_s + patience_s, 0.0
 
     def collect(self, force: bool) -> bool:
         """Take the oldest step's result, waiting for it only if `force`; False if there is none."""
@@ -305,7 +308,7 @@ class Engine:
         if not self._in_flight or self._in_flight[0].computing:
             return False
         oldest = self._in_flight[0]
-        if oldest.masked and not (self.sample(True, force) and self._in_flight):
+        if oldest.masked and (self.sample(force) > 0.0 or not self._in_flight):
             return force
         if not force and not self._runner.ready(oldest.ticket):
             return False

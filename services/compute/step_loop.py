@@ -97,13 +97,11 @@ class StepLoop:
                 return
 
     async def _sample(self) -> None:
-        delay_s = self._engine.mask_delay_s()
-        if self._engine.sample(late=delay_s <= 0.0):
-            return
-        if delay_s > 0.0:
-            await self._sleep_until_near(delay_s)
-        else:
+        wait_s = self._engine.sample()
+        if wait_s > MASK_WAIT_S:
             await self._sleep(MASK_WAIT_S)  # what it waits for wakes it
+        else:
+            await self._sleep_until_near(wait_s)
 
     def _deliver(self, of_step: bool = False) -> None:
         outputs = self._scheduler.drain_outputs()

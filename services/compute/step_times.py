@@ -183,6 +183,7 @@ class StepTimer:
     def __init__(self) -> None:
         self._duration_s: dict[tuple[int, int], float] = {}
         self._host_s = 0.001
+        self._mean_host_s = self._mean_sampling_s = 0.0
         self._last_end_s = 0.0
 
     def end_s(self, kind: tuple[int, int], launched_s: float) -> float:
@@ -190,6 +191,16 @@ class StepTimer:
 
     def launch_at_s(self, kind: tuple[int, int], launched_s: float) -> float:
         return self.end_s(kind, launched_s) - self._host_s - MARGIN_S
+
+    def sample_at_s(self, kind: tuple[int, int], launched_s: float) -> float:
+        """When a sampling is due for the next step to be launched before this one ends.
+
+        Nothing is slept for that near to it, so that the usual time is enough.
+        """
+        return self.end_s(kind, launched_s) - self._mean_host_s - self._mean_sampling_s
+
+    def step_s(self, kind: tuple[int, int]) -> float:
+        return self._duration_s.get(kind, 0.0)
 
     def ended(
         self, kind: tuple[int, int], launched_s: float, end_s: float, sampled_s: float | None = None
@@ -203,11 +214,11 @@ class StepTimer:
         duration_s = end_s - began_s
         known_s = self._duration_s.get(kind)
         if sampled_s is not None and end_s - sampled_s < MARGIN_S:
-            # The device waited for the sampling, and that for what is predicted here: to learn the
-            # wait would make the next one longer. Only that the prediction is too late is known.
+            # The device may have waited for the sampling, and that for what is predicted here: to
+            # learn the wait would make the next one longer. That it takes no longer is known.
             if known_s is None:
                 return
-            duration_s = min(known_s, sampled_s - began_s - MARGIN_S)
+            duration_s = min(known_s, duration_s)
         # Falls at once, rises slowly: planning too late idles the device, too early costs nothing
         # but a new request's place.
         if known_s is None or duration_s < known_s:
@@ -217,10 +228,14 @@ class StepTimer:
 
     def host_took(self, host_s: float) -> None:
         """Learn what plan and launch cost: rises at once, falls slowly (a stand-in for the p99)."""
+        self._mean_host_s += 0.1 * (host_s - self._mean_host_s)
         if host_s > self._host_s:
             self._host_s = host_s
         else:
             self._host_s += 0.02 * (host_s - self._host_s)
+
+    def sampling_took(self, host_s: float) -> None:
+        self._mean_sampling_s += 0.1 * (host_s - self._mean_sampling_s)
 
 
 def step_kind(num_decode_rows: int, num_prefill_tokens: int) -> tuple[int, int]:

@@ -126,7 +126,7 @@ class Bench:
     def turn(self) -> None:
         """As the step loop takes it, without sleep."""
         if self.engine.waits_for_masks():
-            self.engine.sample(late=self.engine.mask_delay_s() <= 0.0)
+            self.engine.sample()
         elif not (self.engine.launch() and self.engine.has_room):
             if not self.engine.waits_for_masks():
                 self.engine.collect(force=True)
@@ -219,6 +219,28 @@ def test_a_sequence_whose_masks_are_late_is_waited_for_once() -> None:
     assert count_waits(bench, 60) == 18 + 4  # one that came in time does
 
 
+def test_others_wait_for_a_late_mask_as_long_as_its_row_would_take_again() -> None:
+    bench = Bench()
+    bench.ask(1, structured=True, max_tokens=60)
+    bench.ask(2, structured=False, max_tokens=60)
+    bench.masks.ready = {0}
+    count_waits(bench, 20)
+
+    def waits(*ready: int, num_steps: int = 1) -> list[int]:
+        bench.masks.ready = set(ready)
+        num_tokens = len(bench.tokens[2])
+        return [count_waits(bench, num_tokens + each) for each in range(1, num_steps + 1)]
+
+    step, share = 10, 5  # milliseconds, and half of it for one of two rows
+    # One that was not there a step later is slow: the others wait for it no more.
+    assert waits(num_steps=4) == [step + share, step + share, step, step]
+    waits(0, num_steps=2)  # until one has been in time
+    assert waits() == [step + share]
+    assert waits(0) == [1]  # a step later it is there
+    assert waits() == [step + share]
+    assert len(bench.tokens[1]) == 23
+
+
 def test_who_comes_does_not_wait_for_a_late_mask(bench: Bench) -> None:
     bench.ask(1, structured=True)
     for _ in range(5):
@@ -253,8 +275,8 @@ def test_who_was_held_back_from_the_step_does_not_wait_for_its_masks() -> None:
     plan = scheduler.plan(0.0)
     assert plan is not None and plan.structured == (0,)
     alone = replace(plan, row_slot=plan.row_slot[:1])  # as if the other had found no room in it
-    masks = Masking(scheduler, HandMasks()).masks(alone, late=True)
-    assert masks is not None and masks.skipped == (0,)
+    masks = Masking(scheduler, HandMasks()).masks(alone, due_in_s=0.0, step_s=0.0)
+    assert isinstance(masks, TokenMasks) and masks.skipped == (0,)
 
 
 def test_nobody_waits_for_the_mask_of_a_sequence_that_was_aborted(bench: Bench) -> None:

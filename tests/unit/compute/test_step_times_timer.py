@@ -21,6 +21,17 @@ def test_the_next_step_is_planned_a_hosts_time_before_the_end() -> None:
     assert timer.launch_at_s(DECODE, launched_s=0.003) == pytest.approx(0.01 - 0.002 - MARGIN_S)
 
 
+def test_a_sampling_is_due_the_hosts_usual_time_before_the_end() -> None:
+    timer = StepTimer()
+    timer.ended(DECODE, launched_s=0.0, end_s=0.005)
+    for number in range(100):
+        timer.host_took(0.001 if number % 10 else 0.002)
+        timer.sampling_took(0.0005)
+    due_s = timer.sample_at_s(DECODE, launched_s=0.005)
+    assert due_s == pytest.approx(0.010 - 0.0011 - 0.0005, abs=0.0001)
+    assert due_s > timer.launch_at_s(DECODE, launched_s=0.005) + MARGIN_S
+
+
 def test_a_step_behind_another_starts_when_that_one_ends() -> None:
     timer = StepTimer()
     timer.ended(DECODE, launched_s=0.0, end_s=0.005)
@@ -51,6 +62,14 @@ def test_sampling_that_comes_too_late_makes_the_prediction_earlier() -> None:
         sampled_s = max(timer.launch_at_s(DECODE, number), number + 0.001)
         timer.ended(DECODE, number, max(number + 0.005, sampled_s), sampled_s)
     assert timer.end_s(DECODE, 100.0) == pytest.approx(100.005, abs=0.0015)
+
+
+def test_a_step_that_waits_for_every_sampling_is_not_taken_for_shorter_than_it_is() -> None:
+    timer = StepTimer()
+    timer.ended(DECODE, 0.0, 0.005)
+    for number in range(1, 40):
+        timer.ended(DECODE, number, number + 0.0052, sampled_s=number + 0.005)
+    assert timer.step_s(DECODE) == pytest.approx(0.005)
 
 
 def test_sampling_in_good_time_teaches_as_usual() -> None:
