@@ -260,7 +260,7 @@ class Engine:
             return self._runner.forward(plan.without_settings(errors.by_slot))
 
     def sample(self, force: bool = False) -> float:
-        """Launch the sampling that waits for masks, or say how long it can go on waiting.
+        """Launch the sampling that waits for masks, or say in how long to try again at the latest.
 
         Samples without a mask are skipped; with `force` nothing is waited for.
         """

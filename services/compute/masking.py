@@ -12,6 +12,7 @@ from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step import StepPlan, TokenMasks
 
 MASK_PATIENCE_S = 0.005  # masks of JSON take 64 rows 0.5 ms
+LOOK_AGAIN_S = 0.003  # while others wait: what they wait for may be there though nobody is woken
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Masking:
     def masks(
         self, plan: StepPlan, due_in_s: float, step_s: float, force: bool = False
     ) -> TokenMasks | float:
-        """Return the masks to sample the plan with, or how long to go on waiting for them.
+        """Return the masks to sample the plan with, or in how long to look again at the latest.
 
         The device would soon be idle in `due_in_s`. `step_s` is what a step takes, 0 where nothing
         is waited for that makes it so.
@@ -51,10 +52,11 @@ class Masking:
         missing: list[int] = samples[~ready].tolist()
         if missing and not force:
             waiting = self._scheduler.live_samples(plan, missing)
-            if waiting:
-                wait_s = due_in_s + self._worth_s(plan, waiting, step_s)
-                if wait_s > 0.0:
-                    return wait_s
+            if waiting and due_in_s > 0.0:
+                return due_in_s
+            wait_s = due_in_s + self._worth_s(plan, waiting, step_s) if waiting else 0.0
+            if wait_s > 0.0:
+                return wait_s if wait_s == inf else min(wait_s, LOOK_AGAIN_S)
         if missing:
             self._scheduler.reschedule(plan, missing)
         if missing or self._late:

@@ -13,7 +13,7 @@ from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.engine import Engine
 from services.compute.grammar.protocol import MaskStatus
-from services.compute.masking import Masking
+from services.compute.masking import LOOK_AGAIN_S, Masking
 from services.compute.runner.sim import LatencyModel, SimRunner, SimTicket
 from services.compute.scheduler.outputs import sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst
@@ -239,6 +239,21 @@ def test_others_wait_for_a_late_mask_as_long_as_its_row_would_take_again() -> No
     assert waits(0) == [1]  # a step later it is there
     assert waits() == [step + share]
     assert len(bench.tokens[1]) == 23
+
+
+def test_late_masks_are_looked_for_again_and_again_while_others_wait_for_them() -> None:
+    bench = Bench()
+    bench.ask(1, structured=True)
+    bench.ask(2, structured=True)
+    bench.masks.ready = {0}
+    plan = bench.scheduler.plan(0.0)
+    assert plan is not None
+    masking = Masking(bench.scheduler, bench.masks)
+    assert masking.masks(plan, due_in_s=0.2, step_s=1.0) == 0.2
+    assert masking.masks(plan, due_in_s=-0.2, step_s=1.0) == LOOK_AGAIN_S
+    assert masking.masks(plan, due_in_s=-0.499, step_s=1.0) == pytest.approx(0.001)
+    masks = masking.masks(plan, due_in_s=-0.5, step_s=1.0)
+    assert isinstance(masks, TokenMasks) and masks.skipped == (1,)
 
 
 def test_who_comes_does_not_wait_for_a_late_mask(bench: Bench) -> None:
