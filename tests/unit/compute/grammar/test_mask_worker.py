@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.messages.sampling import GrammarSpec
+from services.compute.grammar import mask_worker
 from services.compute.grammar.backend import GrammarBackend
 from services.compute.grammar.mask_worker import MaskWorker
 from services.compute.grammar.protocol import (
@@ -15,8 +17,10 @@ from services.compute.grammar.protocol import (
     GrammarSettings,
     MaskMemory,
     MasksWritten,
+    Order,
     Report,
     SequenceFailed,
+    StartSequence,
 )
 from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
 from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
@@ -39,8 +43,14 @@ class Desk:
         self.named: dict[tuple[int, int, int], set[int]] = {}
         self.forced: dict[int, list[int]] = {}  # before the mask named last, by slot
         self.failed: list[int] = []
+        self.handed_over: list[Order] = []
         self.worker = MaskWorker(
-            settings, GrammarBackend(settings), self.memory, self._reported, 1, None
+            settings,
+            GrammarBackend(settings),
+            self.memory,
+            self._reported,
+            1,
+            self.handed_over.append,
         )
 
     def _reported(self, report: Report) -> None:
@@ -127,3 +137,34 @@ def test_a_sequence_that_ends_or_fails_has_no_mask_named(desk: Desk) -> None:
     desk.advance(0, (0, EOS), (1, b), (2, a))
     assert desk.named == {(2, 1, 1): {b, d}}
     assert desk.failed == [1]
+
+
+GRAMMAR = 'start: ("a" | "b") ("b" | "c") ("c" | "d")\n'
+
+
+def test_a_sequence_whose_mask_takes_long_is_handed_over_and_its_tokens_after_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(desk, GRAMMAR)
+    a, b, _, _ = ids_of("abcd")
+    desk.place(0, GRAMMAR)
+    monkeypatch.setattr(mask_worker, "SLOW_S", 0.0)
+    desk.advance(0, (0, a))
+    monkeypatch.undo()
+    desk.advance(1, (0, b))
+    start, tokens = desk.handed_over
+    assert isinstance(start, StartSequence) and isinstance(tokens, AcceptTokens)
+    assert (start.slot, start.output_ids) == (0, (a,))
+    assert tokens.rows_R4.tolist() == [[0, 1, 1, b]]
+
+
+def test_a_process_that_did_not_run_meanwhile_is_not_slow(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(desk, GRAMMAR)
+    seconds = itertools.count()
+    monkeypatch.setattr(mask_worker, "monotonic", lambda: float(next(seconds)))
+    for slot in range(NUM_SLOTS):
+        desk.place(slot, GRAMMAR)
+    desk.advance(0, *((slot, ids_of("a")[0]) for slot in range(NUM_SLOTS)))
+    assert len(desk.named) == 2 * NUM_SLOTS and desk.handed_over == []
