@@ -181,7 +181,7 @@ class CpuLinears:
                 many_rows = self._dense(weight.dense(self._dtype), bias_O)
             return Int4Linear(weight, bias_O, many_rows)
         if self._has_int8:
-            return Int8Linear(weight, bias_O, self._keep_dense and self._reorders)
+            return self._int8(weight, bias_O)
         return self._dense(weight.dense(self._dtype), bias_O)
 
     def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> LinearMap:
@@ -196,6 +196,9 @@ class CpuLinears:
     ) -> tuple[LinearMap, ...]:
         biases: Sequence[Tensor | None] = [None] * num_experts if bias_XO is None else [*bias_XO]
         return tuple(map(self, weights, biases))
+
+    def _int8(self, weight: Packed, bias_O: Tensor | None) -> LinearMap:
+        return Int8Linear(weight, bias_O, self._keep_dense and self._reorders)
 
     def _dense(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
         return ReorderedLinear(weight_OI, bias_O) if self._reorders else Linear(weight_OI, bias_O)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.layers.eager_attention import EagerAttention
 from services.compute.layers.parts import LatentAttention
 from services.compute.layers.rope import rotate
+from services.compute.layers.step_attention import StepAttention
 from services.compute.layers.weighted_layers import LinearMap
 
 
 def attend_latent(
     down_TC: Tensor,
     attention: LatentAttention[LinearMap],
-    over: EagerAttention,
+    over: StepAttention,
     rope_rows: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Store the step's latents and return [T, H * V]; rows of the rotation are those of all heads'

@@ -6,11 +6,11 @@ D head width, C = (H + 2K) * D.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import sqrt
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch import Tensor
 from services.compute.distributed.ranks import Ranks
 from services.compute.distributed.shard import HeadPart
 from services.compute.layers.eager_activations import ACTIVATIONS
-from services.compute.layers.eager_attention import EagerAttention
 from services.compute.layers.eager_experts import run_experts
 from services.compute.layers.eager_latent import attend_latent
 from services.compute.layers.parts import (
@@ -33,6 +32,7 @@ from services.compute.layers.parts import (
     Normed,
 )
 from services.compute.layers.rope import Rope, RopeSpec, rotate
+from services.compute.layers.step_attention import StepAttention
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 
 
@@ -89,7 +89,7 @@ class EagerStep:
     """A `StepContext` of linear maps that multiply by themselves."""
 
     def __init__(
-        self, tokens_T: Tensor, attention: EagerAttention, tables: RopeTables, ranks: Ranks
+        self, tokens_T: Tensor, attention: StepAttention, tables: RopeTables, ranks: Ranks
     ) -> None:
         self._tokens_T = tokens_T
         self._ranks = ranks
@@ -143,7 +143,7 @@ class EagerStep:
             self._norm_heads(attention, q_THD, kv[:, :kv_heads])
         ropes = self._ropes_of_layer[attention.layer]
         if ropes is not None:
-            rotate(qkv[:, : heads + kv_heads], self._rope_rows[ropes])
+            self._rotate(qkv[:, : heads + kv_heads], self._rope_rows[ropes])
         if has_norms and attention.norms_rotated:
             self._norm_heads(attention, q_THD, kv[:, :kv_heads])
         if attention.norms_rotated or ropes is None:
@@ -167,6 +167,9 @@ class EagerStep:
     ) -> Tensor:
         return run_experts(x_TE, experts, shared_TE)
 
+    def _rotate(self, x_TND: Tensor, rows: tuple[Tensor, Tensor]) -> None:
+        rotate(x_TND, rows)
+
     def _norm_heads(self, attention: Attention[LinearMap], q_THD: Tensor, k_TKD: Tensor) -> None:
         if attention.part is not None:
             _norm_across(attention, attention.part, (q_THD, k_TKD), self._ranks)
@@ -174,6 +177,9 @@ class EagerStep:
         for norm, x_TND in ((attention.q_norm, q_THD), (attention.k_norm, k_TKD)):
             if norm is not None:
                 x_TND.copy_(_head_norm(x_TND, norm, attention.norms_all_heads))
+
+
+StepMaker: TypeAlias = Callable[[Tensor, StepAttention, RopeTables, Ranks], EagerStep]
 
 
 def normalised(norm: Norm, x_TE: Tensor) -> Tensor:

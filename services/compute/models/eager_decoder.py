@@ -10,9 +10,9 @@ from collections.abc import Generator, Sequence
 from torch import Tensor
 
 from services.compute.distributed.ranks import ALONE, Ranks
-from services.compute.layers.eager_attention import EagerAttention
-from services.compute.layers.eager_step import EagerStep, RopeTables, normalised
+from services.compute.layers.eager_step import EagerStep, RopeTables, StepMaker, normalised
 from services.compute.layers.parts import Hidden
+from services.compute.layers.step_attention import StepAttention
 from services.compute.layers.weighted_layers import LinearMap
 from services.compute.models.decoder import Decoder
 from services.compute.models.draft_head import ModelEnds
@@ -45,30 +45,34 @@ class EagerDecoder:
         max_positions: int,
         ranks: Ranks = ALONE,
         context: Ranks = ALONE,
+        make_step: StepMaker = EagerStep,
     ) -> None:
         """A part of the model is on each of the `ranks`; or, of those of the `context`, all of it,
         and they may share a step's tokens."""
         self._decoder = decoder
         self._ranks = ranks
         self._context = context
+        self._make_step = make_step
         self._tables = RopeTables(decoder.mixers, max_positions, decoder.dtype)
 
     def forward(
         self,
         tokens_T: Tensor,
-        attention: EagerAttention,
+        attention: StepAttention,
         x_TE: Tensor | None = None,
         seen: SeenStates | None = None,
     ) -> Generator[bool, None, Tensor]:
         """Hidden states [T, E] after the last layer, not yet normalised; pauses after each, with
         more to compute. `x_TE` is what an earlier stage has made of the tokens."""
-        step = EagerStep(tokens_T, attention, self._tables, self._ranks)
+        step = self._make_step(tokens_T, attention, self._tables, self._ranks)
         hidden = step.embed(self._decoder.embedding) if x_TE is None else Hidden(x_TE)
         for number, layer in enumerate(self._decoder.layers):
             if seen is not None:
+                step.settle(hidden)
                 seen.see(number, hidden.x_TE)
             layer(hidden, step)
             yield True
+        step.settle(hidden)
         if seen is not None:
             seen.see(len(self._decoder.layers), hidden.x_TE)
         return hidden.x_TE

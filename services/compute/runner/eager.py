@@ -33,13 +33,8 @@ from services.compute.kernels.step_buffers import (
     NUM_ROWS,
 )
 from services.compute.kv.transfer import Direction, PagePairs
-from services.compute.layers.cpu_linear import CpuLinears
-from services.compute.layers.eager_attention import (
-    EagerAttention,
-    Geometry,
-    plan_attention,
-)
-from services.compute.layers.page_layers import layers_of
+from services.compute.layers.cpu_operations import EAGER, CpuOperations, operations_for
+from services.compute.layers.eager_attention import Geometry
 from services.compute.layers.paged_cache import copy_pages
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.device_errors import fatal_if_the_device_fails
@@ -113,19 +108,20 @@ class EagerExecutor:
         model: EagerDecoder,
         limits: Limits,
         make_drafter: DrafterMaker | None = None,
+        operations: CpuOperations = EAGER,
     ) -> None:
         settings, shape, pooling = loader.settings, loader.config.shape, loader.pooling
         self._model = model
         self._ranks, self._stages, self._shard = loader.ranks, loader.stages, loader.shard
         self._context = loader.context
         self._cache = loader.cache(limits.num_pages, limits.num_host_pages)
-        self._layers = layers_of(self._cache)
         self._geometry = Geometry(
             settings.page_tokens,
             shape.layer_cache_bytes(settings.page_tokens, loader.dtype.itemsize)
             * len(loader.heads.kv)
             // shape.num_kv_heads,
         )
+        self._attentions = operations.make_attentions(self._cache, self._geometry)
         self._hidden_size, self._dtype = shape.hidden_size, loader.dtype
         self._spans = loader.layout.spans
         rejects = loader.drafts is not None and loader.drafts.rejects
@@ -204,13 +200,9 @@ class EagerExecutor:
         q_start, q_len = rows.q_start_R, rows.q_len_R
         num_pages = -(-int((q_start + q_len).max()) // self._geometry.page_tokens)
         tables_GRL = self._tables_GNL[:, :, :num_pages][:, rows.slots_R]
-        works = tuple(
-            plan_attention(q_start, q_len, tables, num_decodes, self._geometry, span)
-            for tables, span in zip(tables_GRL, self._spans, strict=True)
-        )
         num_own = step.header[NUM_OWN]
         tokens = DealtTokens(self._context, num_own) if num_own else ALL_HERE
-        attention = EagerAttention(self._cache, works, self._layers, tokens)
+        attention = self._attentions(q_start, q_len, tables_GRL, num_decodes, tokens)
         before_TE = (
             None if self._shard.is_first else (yield from self._received(len(rows.tokens_T)))
         )
@@ -346,12 +338,14 @@ def load_eager(
     split, context = loader.ranks, loader.context
     torch.set_num_threads(choose_threads(settings, shape, loader.dtype, num_processes))
     keep_freed_memory(False)
-    make_linear = CpuLinears(loader.dtype, has_room_for_dense(shape))
-    model = EagerDecoder(loader.decoder(make_linear), loader.max_positions, split, context)
+    operations = operations_for(loader.dtype)
+    make_linear = operations.make_linears(loader.dtype, has_room_for_dense(shape))
+    decoder = loader.decoder(make_linear)
+    model = EagerDecoder(decoder, loader.max_positions, split, context, operations.make_step)
     make_drafter = load_drafter(loader, model.ends)
     keep_freed_memory(True)
     limits = loader.limits(lambda: cpu_room_bytes(num_processes))
-    executor = EagerExecutor(loader, model, limits, make_drafter)
+    executor = EagerExecutor(loader, model, limits, make_drafter, operations)
     if settings.warmup:
         warm_up(executor, samples=loader.shard.is_last)
     return executor

@@ -8,7 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
+
 from services.compute.config import ComputeSettings
+from services.compute.layers.cpu_operations import operations_for
 from services.compute.runner import eager
 
 
@@ -24,6 +27,7 @@ def main() -> None:
         device="cpu", dtype="bfloat16", quantization="int8", num_threads=1,
         max_batched_token_mem=64, max_model_len=64, warmup=False,
     )  # fmt: skip
+    operations_for(torch.bfloat16)  # the compiler's own
     before = own_bytes()
     executor = eager.load_eager(Path(sys.argv[1]), settings)
     sys.stdout.write(f"{own_bytes() - before}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from pathlib import Path
@@ -149,18 +150,20 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(
 ) -> None:
     model = make_model(variant)
     save_model(model, tmp_path)
-    prompt = np.random.default_rng(5).integers(3, VOCAB_SIZE, 200).tolist()
+    rounded = copy.deepcopy(model).to(torch.bfloat16)
     hand = load(tmp_path, dtype="bfloat16")
-    sequence = hand.add(prompt)
-    hand.step((sequence, 150))
-    ticket, _ = hand.launch((sequence, 50))
-    with torch.inference_mode():
-        exact = model(torch.tensor([prompt])).logits[0, -1]
-        theirs = model.to(torch.bfloat16)(torch.tensor([prompt])).logits[0, -1].float()
-    scale = exact.std()
-    our_error = (ticket.launched.logits_SV[0] - exact).std() / scale
-    their_error = (theirs - exact).std() / scale
-    assert our_error < 1.6 * their_error
+    our_error = their_error = 0.0
+    for seed in range(5, 9):  # one alone is a matter of luck
+        prompt = np.random.default_rng(seed).integers(3, VOCAB_SIZE, 200).tolist()
+        sequence = hand.add(prompt)
+        hand.step((sequence, 150))
+        ticket, _ = hand.launch((sequence, 50))
+        with torch.inference_mode():
+            exact = model(torch.tensor([prompt])).logits[0, -1]
+            theirs = rounded(torch.tensor([prompt])).logits[0, -1].float()
+        our_error += float((ticket.launched.logits_SV[0] - exact).std() / exact.std())
+        their_error += float((theirs - exact).std() / exact.std())
+    assert our_error < 1.3 * their_error
 
 
 def test_an_error_of_the_device_ends_the_process(

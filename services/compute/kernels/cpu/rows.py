@@ -1,0 +1,46 @@
+"""What stands between the products of a few rows: sums, norms and activations."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.compute.kernels.cpu.language import compiled, exp, narrow, pointer, wide
+
+SILU, GELU_TANH = 0, 1
+ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
+
+
+@compiled
+def add_norm(x_ptr, delta_ptr, weight_ptr, out_ptr, num_rows, width, scale, eps, like):
+    """x += scale * delta, unless that is 0, then out = the RMS norm of x times the weight."""
+    weight = pointer(weight_ptr, 0, like)
+    for row in range(num_rows):
+        x, out = pointer(x_ptr, row * width, like), pointer(out_ptr, row * width, like)
+        if delta_ptr:
+            delta = pointer(delta_ptr, row * width, like)
+            for i in range(width):
+                x[i] = narrow(wide(x[i]) + np.float32(scale) * wide(delta[i]), like)
+        squares = np.float32(0)
+        for i in range(width):
+            squares += wide(x[i]) * wide(x[i])
+        factor = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+        for i in range(width):
+            out[i] = narrow(wide(x[i]) * factor * wide(weight[i]), like)
+
+
+@compiled
+def gated(gate_up_ptr, out_ptr, num_rows, width, activation, like):
+    """activation(gate) * up; the first half of each row are the gates."""
+    for row in range(num_rows):
+        gate = pointer(gate_up_ptr, 2 * row * width, like)
+        up = pointer(gate_up_ptr, (2 * row + 1) * width, like)
+        out = pointer(out_ptr, row * width, like)
+        if activation == SILU:
+            for i in range(width):
+                x = wide(gate[i])
+                out[i] = narrow(x / (np.float32(1) + exp(-x)) * wide(up[i]), like)
+        else:
+            for i in range(width):
+                x = wide(gate[i])
+                inner = np.float32(1.5957691216) * (x + np.float32(0.044715) * x * x * x)
+                out[i] = narrow(x / (np.float32(1) + exp(-inner)) * wide(up[i]), like)

@@ -1,0 +1,114 @@
+"""Attention of steps whose rows have one query each, by compiled kernels straight over the pages.
+
+Shape legend: R rows, H query heads, K kv heads, D head width, G cache groups, L pages of a row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.compute.distributed.context import ALL_HERE, StoredTokens
+from services.compute.kernels.cpu import attention as kernels
+from services.compute.kernels.cpu.language import LIKE, num_threads
+from services.compute.layers.eager_attention import Geometry, pages_begun
+from services.compute.layers.page_layers import Int64Array
+from services.compute.layers.paged_cache import PagedCache
+from services.compute.layers.step_attention import EagerAttentions, StepAttention
+
+ALONE_PRODUCTS = 1 << 16
+"""Products of a layer's queries and keys up to which one thread is faster than two."""
+
+
+class RowAttention:
+    """Attention of one step."""
+
+    def __init__(self, cache: PagedCache, positions_R: Int64Array, tables_GRL: Int64Array) -> None:
+        self.positions_T = torch.from_numpy(positions_R)
+        self._form = form = next(iter(cache.formats.values()))
+        self._places, spans = cache.layout.places, cache.layout.spans
+        self._pages_ptr, self._layer_bytes = cache.device_pages.data_ptr(), form.num_bytes
+        self._like = LIKE[form.dtype]
+        # As kernels read them: positions, the first that each row sees, and its table.
+        firsts = (span.first_position(positions_R) for span in spans)
+        self._rows = [
+            np.concatenate((positions_R, first_R, table_RL.reshape(-1)))
+            for first_R, table_RL in zip(firsts, tables_GRL, strict=True)
+        ]
+        self._rows_ptrs = [rows.ctypes.data for rows in self._rows]
+        self._sizes = np.array(
+            (
+                len(positions_R),
+                0,
+                form.kv_heads,
+                form.page_tokens,
+                cache.layout.page_bytes // form.dtype.itemsize,
+                form.head_dim,
+                tables_GRL.shape[2],
+            )
+        )
+        self._sizes_ptr = self._sizes.ctypes.data
+        self._out_TC: Tensor | None = None
+        self._num_keys = int((positions_R + 1).sum())
+        offsets_R = positions_R % form.page_tokens
+        if not offsets_R.all():
+            pages = positions_R // form.page_tokens
+            for table_RL in tables_GRL:
+                written_R = table_RL[np.arange(len(pages)), pages]
+                cache.clear(pages_begun(written_R, offsets_R, form.page_tokens).tolist())
+
+    def attend(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        kv_T2KD: Tensor,
+        softcap: float,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        group, number = self._places[layer]
+        out_TC = self._out_TC
+        if out_TC is None:
+            num_rows, heads, width = q_THD.shape
+            self._sizes[1] = heads
+            self._out_TC = out_TC = q_THD.new_empty(num_rows, heads * width)
+            in_one = self._num_keys * heads * width <= ALONE_PRODUCTS or num_threads() == 1
+            self._attend = kernels.attend if in_one else kernels.attend_in_threads
+            self._out_ptr = out_TC.data_ptr()
+        pages_ptr = self._pages_ptr + number * self._layer_bytes
+        where = self._sizes_ptr, self._rows_ptrs[group]
+        kernels.store(kv_T2KD.data_ptr(), kv_T2KD.stride(0), pages_ptr, *where, self._like)
+        self._attend(
+            q_THD.data_ptr(),
+            q_THD.stride(0),
+            pages_ptr,
+            *where,
+            0 if sinks_H is None else sinks_H.data_ptr(),
+            softcap,
+            self._out_ptr,
+            self._like,
+        )
+        return out_TC
+
+
+class RowAttentions:
+    """Compiled where all rows have one query, else in plain torch."""
+
+    def __init__(self, cache: PagedCache, geometry: Geometry) -> None:
+        self._cache = cache
+        self._eager = EagerAttentions(cache, geometry)
+        self._has_rows = not any(
+            form.is_quantized or form.latent_dim for form in cache.formats.values()
+        )
+
+    def __call__(
+        self,
+        q_start: Int64Array,
+        q_len: Int64Array,
+        tables_GRL: Int64Array,
+        num_decode_rows: int,
+        tokens: StoredTokens = ALL_HERE,
+    ) -> StepAttention:
+        if self._has_rows and num_decode_rows == len(q_len) and tokens is ALL_HERE:
+            return RowAttention(self._cache, q_start, tables_GRL)
+        return self._eager(q_start, q_len, tables_GRL, num_decode_rows, tokens)
