@@ -71,8 +71,8 @@ class Int8Linear:
 
     def __init__(self, weight: Packed, bias_O: Tensor | None, keep_dense: bool) -> None:
         rounded = rounded_to_int8(weight)
-        self._codes_OI, self._bias_O = rounded.codes_OB, bias_O
-        self._scales_O = rounded.scales_OG.flatten()
+        self.codes_OI, self._bias_O = rounded.codes_OB, bias_O
+        self.scales_O = rounded.scales_OG.flatten()
         self._dense: ReorderedLinear | None = None
         if keep_dense:
             self._dense = ReorderedLinear(rounded.dense(torch.bfloat16), bias_O)
@@ -81,9 +81,9 @@ class Int8Linear:
         if len(x_TI) > FEW_ROWS or x_TI.shape[1] % INPUTS_TOGETHER:
             if self._dense is not None:
                 return self._dense(x_TI)
-            weight_OI = self._codes_OI.to(x_TI.dtype).mul_(self._scales_O[:, None])
+            weight_OI = self.codes_OI.to(x_TI.dtype).mul_(self.scales_O[:, None])
             return F.linear(x_TI, weight_OI, self._bias_O)
-        out_TO = torch._weight_int8pack_mm(x_TI, self._codes_OI, self._scales_O)
+        out_TO = torch._weight_int8pack_mm(x_TI, self.codes_OI, self.scales_O)
         return out_TO if self._bias_O is None else out_TO.add_(self._bias_O)
 
 
@@ -181,7 +181,7 @@ class CpuLinears:
                 many_rows = self._dense(weight.dense(self._dtype), bias_O)
             return Int4Linear(weight, bias_O, many_rows)
         if self._has_int8:
-            return self._int8(weight, bias_O)
+            return Int8Linear(weight, bias_O, self._keep_dense and self._reorders)
         return self._dense(weight.dense(self._dtype), bias_O)
 
     def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> LinearMap:
@@ -196,9 +196,6 @@ class CpuLinears:
     ) -> tuple[LinearMap, ...]:
         biases: Sequence[Tensor | None] = [None] * num_experts if bias_XO is None else [*bias_XO]
         return tuple(map(self, weights, biases))
-
-    def _int8(self, weight: Packed, bias_O: Tensor | None) -> LinearMap:
-        return Int8Linear(weight, bias_O, self._keep_dense and self._reorders)
 
     def _dense(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
         return ReorderedLinear(weight_OI, bias_O) if self._reorders else Linear(weight_OI, bias_O)

@@ -17,7 +17,7 @@ from services.compute.layers.page_layers import Int64Array
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.step_attention import EagerAttentions, StepAttention
 
-ALONE_PRODUCTS = 1 << 16
+ALONE_PRODUCTS = 1 << 15
 """Products of a layer's queries and keys up to which one thread is faster than two."""
 
 

@@ -67,6 +67,7 @@ def num_threads() -> int:
     if count == 1 or count > SETTINGS.NUMBA_NUM_THREADS or not _has_one_pool():
         return 1
     numba.set_num_threads(count)
+    torch.set_num_threads(count)  # the first call there gave OpenMP as many as there are cores
     return count
 
 
@@ -96,11 +97,13 @@ def pointer(typing_context, address, first, like):
 
 @intrinsic
 def wide(typing_context, value):
-    """A number as float32."""
+    """A number as float32: the bits of a bfloat16, a code of 8 bits, or a float32."""
 
     def emit(context, builder, signature, args):
         if value == types.float32:
             return args[0]
+        if value == types.int8:
+            return builder.sitofp(args[0], ir.FloatType())
         bits = builder.zext(args[0], ir.IntType(32))
         return builder.bitcast(builder.shl(bits, ir.IntType(32)(16)), ir.FloatType())
 

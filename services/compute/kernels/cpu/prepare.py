@@ -8,7 +8,7 @@ import numpy as np
 
 from services.compute.kernels.cpu.attention import attend, attend_in_threads, rotate, store
 from services.compute.kernels.cpu.language import num_threads
-from services.compute.kernels.cpu.products import int8_product, int8_product_in_threads
+from services.compute.kernels.cpu.products import CODE, product, product_in_threads
 from services.compute.kernels.cpu.rows import add_norm, gated
 
 
@@ -21,10 +21,11 @@ def prepare(like: Any) -> None:
     rotate(at, at, at, 0, 0, 0, 0, like)
     store(at, 0, at, at, at, like)
     attend(at, 0, at, at, at, 0, 0.0, at, like)
-    if like.dtype == np.uint16:  # codes are multiplied in bfloat16 alone
-        int8_product(at, at, at, at, 0, 0, 0, like)
+    kinds = (CODE, like) if like.dtype == np.uint16 else ()  # in float32 torch multiplies
+    for kind in kinds:
+        product(at, at, at, at, 0, 0, 0, kind, like)
     if num_threads() == 1:
         return
     attend_in_threads(at, 0, at, at, at, 0, 0.0, at, like)
-    if like.dtype == np.uint16:
-        int8_product_in_threads(at, at, at, at, 0, 0, 0, 1, like)
+    for kind in kinds:
+        product_in_threads(at, at, at, at, 0, 0, 0, 1, kind, like)

@@ -1,55 +1,52 @@
-"""Products of a few rows with codes."""
+"""Products of few rows with weights that are read as fast as memory gives them."""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
-from services.compute.kernels.cpu.language import (
-    compiled,
-    in_threads,
-    narrow,
-    pointer,
-    wide,
-)
+from services.compute.kernels.cpu.language import compiled, in_threads, narrow, pointer, wide
 
 FLOAT, CODE = np.float32(0), np.int8(0)
 
 
 @compiled
-def int8_part(x_ptr, codes_ptr, scales_ptr, out_ptr, sizes, part, like):
-    """Outputs `part` of a product: out = scale * sum(x * code), of rows of x that are float32."""
+def outputs(x_ptr, weight_ptr, scales_ptr, out_ptr, sizes, part, kind, like):
+    """Outputs `part` of a product, of rows of x in float32: scale * sum(x * weight), or the sum
+    where there are no scales."""
     num_rows, num_in, num_out = sizes
-    first, last = part
-    scales = pointer(scales_ptr, 0, FLOAT)
-    out = pointer(out_ptr, 0, like)
-    for o in range(first, last):
-        codes = pointer(codes_ptr, o * num_in, CODE)
+    scales, out = pointer(scales_ptr, 0, FLOAT), pointer(out_ptr, 0, like)
+    for o in range(part[0], part[1]):
+        weight = pointer(weight_ptr, o * num_in, kind)
+        scale = scales[o] if scales_ptr else np.float32(1)
         for row in range(num_rows):
             x = pointer(x_ptr, row * num_in, FLOAT)
             sum_ = np.float32(0)
             for i in range(num_in):
-                sum_ += x[i] * np.float32(codes[i])
-            out[row * num_out + o] = narrow(sum_ * scales[o], like)
+                sum_ += x[i] * wide(weight[i])
+            out[row * num_out + o] = narrow(sum_ * scale, like)
 
 
 @compiled
-def int8_product(x_ptr, codes_ptr, scales_ptr, out_ptr, num_rows, num_in, num_out, like):
+def product(x_ptr, weight_ptr, scales_ptr, out_ptr, num_rows, num_in, num_out, kind, like):
+    """The weight [O, I] has numbers of the type of `kind`: CODE, or `like`."""
     sizes = num_rows, num_in, num_out
     x = widened(x_ptr, num_rows * num_in, like)
-    int8_part(x.ctypes.data, codes_ptr, scales_ptr, out_ptr, sizes, (0, num_out), like)
+    part = 0, num_out
+    outputs(x.ctypes.data, weight_ptr, scales_ptr, out_ptr, sizes, part, kind, like)
 
 
 @in_threads
-def int8_product_in_threads(
-    x_ptr, codes_ptr, scales_ptr, out_ptr, num_rows, num_in, num_out, num_threads, like
+def product_in_threads(
+    x_ptr, weight_ptr, scales_ptr, out_ptr, num_rows, num_in, num_out, num_threads, kind, like
 ):
+    """The same by so many threads."""
     sizes = num_rows, num_in, num_out
     x = widened(x_ptr, num_rows * num_in, like)
-    address = x.ctypes.data
+    wide_ptr = x.ctypes.data
     for n in numba.prange(num_threads):
         part = num_out * n // num_threads, num_out * (n + 1) // num_threads
-        int8_part(address, codes_ptr, scales_ptr, out_ptr, sizes, part, like)
+        outputs(wide_ptr, weight_ptr, scales_ptr, out_ptr, sizes, part, kind, like)
 
 
 @compiled
