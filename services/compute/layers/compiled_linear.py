@@ -5,16 +5,20 @@ Shape legend: T rows, I inputs, O outputs.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from services.compute.kernels.cpu.language import LIKE, num_threads
-from services.compute.kernels.cpu.products import CODE, product, product_in_threads
+from services.compute.kernels.cpu.products import (
+    BFLOAT16,
+    multiply_codes,
+    multiply_numbers,
+    product,
+)
+from services.compute.kernels.cpu.team import num_threads, team_of
 from services.compute.layers.cpu_linear import FEW_ROWS, CpuLinears, Int8Linear
 from services.compute.layers.weighted_layers import LinearMap
 from services.compute.quantization.packed import Packed, Weight
-
-BFLOAT16 = LIKE[torch.bfloat16]
 
 
 class FewRows:
@@ -23,24 +27,27 @@ class FewRows:
     def __init__(
         self, weight_OI: Tensor, bias_O: Tensor | None, scales_O: Tensor | None = None
     ) -> None:
-        self._num_out, self._num_in = weight_OI.shape
-        self._weight_OI, self._bias_O = weight_OI, bias_O
-        self._scales_O = None if scales_O is None else scales_O.float()
-        self._kind = BFLOAT16 if self._scales_O is None else CODE
-        self._num_threads = num_threads()
+        self._num_out, num_in = weight_OI.shape
+        self._bias_O = bias_O
+        scales_O = None if scales_O is None else scales_O.float()
+        wide_x, team = torch.empty(FEW_ROWS, num_in), team_of(num_threads())
+        addresses = wide_x.data_ptr(), weight_OI.data_ptr(), data_ptr(scales_O)
+        self._work = np.array((*addresses, num_in, self._num_out, team.ctypes.data, 0, 0))
+        self._work_ptr = self._work.ctypes.data
+        self._multiply = (multiply_numbers if scales_O is None else multiply_codes).address
+        self._kept = weight_OI, scales_O, wide_x, team  # whose addresses those are
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         x_TI = x_TI.contiguous()
         num_rows = len(x_TI)
         out_TO = x_TI.new_empty(num_rows, self._num_out)
-        scales_ptr = 0 if self._scales_O is None else self._scales_O.data_ptr()
-        where = x_TI.data_ptr(), self._weight_OI.data_ptr(), scales_ptr, out_TO.data_ptr()
-        sizes = num_rows, self._num_in, self._num_out
-        if self._num_threads == 1:
-            product(*where, *sizes, self._kind, BFLOAT16)
-        else:
-            product_in_threads(*where, *sizes, self._num_threads, self._kind, BFLOAT16)
+        where = self._work_ptr, x_TI.data_ptr(), out_TO.data_ptr()
+        product(*where, num_rows, self._multiply, BFLOAT16)
         return out_TO if self._bias_O is None else out_TO.add_(self._bias_O)
+
+
+def data_ptr(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 class ByRows:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from services.compute.distributed.context import ALL_HERE, StoredTokens
 from services.compute.kernels.cpu import attention as kernels
-from services.compute.kernels.cpu.language import LIKE, num_threads
+from services.compute.kernels.cpu.language import LIKE
+from services.compute.kernels.cpu.team import num_threads, team_of
 from services.compute.layers.eager_attention import Geometry, pages_begun
 from services.compute.layers.page_layers import Int64Array
 from services.compute.layers.paged_cache import PagedCache
@@ -29,7 +30,7 @@ class RowAttention:
         self._form = form = next(iter(cache.formats.values()))
         self._places, spans = cache.layout.places, cache.layout.spans
         self._pages_ptr, self._layer_bytes = cache.device_pages.data_ptr(), form.num_bytes
-        self._like = LIKE[form.dtype]
+        self._like, self._mix = LIKE[form.dtype], kernels.MIX[form.dtype]
         # As kernels read them: positions, the first that each row sees, and its table.
         firsts = (span.first_position(positions_R) for span in spans)
         self._rows = [
@@ -72,21 +73,23 @@ class RowAttention:
             num_rows, heads, width = q_THD.shape
             self._sizes[1] = heads
             self._out_TC = out_TC = q_THD.new_empty(num_rows, heads * width)
-            in_one = self._num_keys * heads * width <= ALONE_PRODUCTS or num_threads() == 1
-            self._attend = kernels.attend if in_one else kernels.attend_in_threads
-            self._out_ptr = out_TC.data_ptr()
+            alone = self._num_keys * heads * width <= ALONE_PRODUCTS
+            self._team = team_of(1 if alone else num_threads())
+            step = (
+                self._sizes_ptr,
+                self._team.ctypes.data,
+                q_THD.stride(0),
+                out_TC.data_ptr(),
+            )
+            self._work = np.array(step + (0,) * (len(kernels.WORK) - len(step)))
+            self._work_ptr = self._work.ctypes.data
         pages_ptr = self._pages_ptr + number * self._layer_bytes
-        where = self._sizes_ptr, self._rows_ptrs[group]
-        kernels.store(kv_T2KD.data_ptr(), kv_T2KD.stride(0), pages_ptr, *where, self._like)
-        self._attend(
-            q_THD.data_ptr(),
-            q_THD.stride(0),
-            pages_ptr,
-            *where,
-            0 if sinks_H is None else sinks_H.data_ptr(),
-            softcap,
-            self._out_ptr,
-            self._like,
+        rows_ptr = self._rows_ptrs[group]
+        where = pages_ptr, self._sizes_ptr, rows_ptr
+        kernels.store(kv_T2KD.data_ptr(), kv_T2KD.stride(0), *where, self._like)
+        sinks_ptr = 0 if sinks_H is None else sinks_H.data_ptr()
+        kernels.attend(
+            self._work_ptr, q_THD.data_ptr(), pages_ptr, rows_ptr, sinks_ptr, softcap, self._mix
         )
         return out_TC
 

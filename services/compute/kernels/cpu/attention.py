@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+import torch
 
-from services.compute.kernels.cpu.language import (
-    compiled,
-    exp,
-    in_threads,
-    narrow,
-    pointer,
-    wide,
-)
+from services.compute.kernels.cpu.language import LIKE, compiled, exp, narrow, pointer, wide
+from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
 
-FLOAT, INT = np.float32(0), np.int64(0)
+FLOAT, DOUBLE, BFLOAT16 = np.float32(0), np.float64(0), LIKE[torch.bfloat16]
+
+WORK = FORM, TEAM, Q_STRIDE, OUT, Q, PAGES, ROWS, SINKS, SOFTCAP = range(9)
+"""What there is to do: the first four are the same in all layers of a step."""
 
 
 @compiled
@@ -51,19 +48,27 @@ def store(kv_ptr, kv_stride, pages_ptr, form_ptr, rows_ptr, like):
 
 
 @compiled
-def mix(
-    q_ptr, q_stride, pages_ptr, form_ptr, rows_ptr, sinks_ptr, softcap, out_ptr, row, head, like
-):
+def attend(work_ptr, q_ptr, pages_ptr, rows_ptr, sinks_ptr, softcap, mix):
+    """Mix all heads of the rows; `mix` is the address of a worker. The rows are their positions,
+    the first that each sees, and their tables of pages."""
+    work = pointer(work_ptr, 0, INT)
+    work[Q], work[PAGES], work[ROWS], work[SINKS] = q_ptr, pages_ptr, rows_ptr, sinks_ptr
+    pointer(work_ptr, SOFTCAP, DOUBLE)[0] = softcap
+    in_team(work[TEAM], mix, work_ptr)
+
+
+@compiled
+def _mix(work, row, head, softcap, like):
     """What one head of a row makes of the values that it sees."""
-    form, rows = pointer(form_ptr, 0, INT), pointer(rows_ptr, 0, INT)
+    form, rows = pointer(work[FORM], 0, INT), pointer(work[ROWS], 0, INT)
     num_rows, heads, kv_heads, page_tokens, page_size = form[0], form[1], form[2], form[3], form[4]
     width, table_width = form[5], form[6]
     first, end = rows[num_rows + row], rows[row] + 1
-    table = pointer(rows_ptr, 2 * num_rows + row * table_width, INT)
+    table = pointer(work[ROWS], 2 * num_rows + row * table_width, INT)
     keys_at = head * kv_heads // heads * page_tokens * width
     values_at = keys_at + kv_heads * page_tokens * width
-    q = pointer(q_ptr, row * q_stride + head * width, like)
-    out = pointer(out_ptr, (row * heads + head) * width, like)
+    q = pointer(work[Q], row * work[Q_STRIDE] + head * width, like)
+    out = pointer(work[OUT], (row * heads + head) * width, like)
     query, mixed = np.empty(width, np.float32), np.zeros(width, np.float32)
     scores = np.empty(end - first, np.float32)
     for i in range(width):
@@ -71,7 +76,7 @@ def mix(
     highest = np.float32(-np.inf)
     for position in range(first, end):
         page, place = table[position // page_tokens], position % page_tokens
-        key = pointer(pages_ptr, page * page_size + keys_at + place * width, like)
+        key = pointer(work[PAGES], page * page_size + keys_at + place * width, like)
         score = np.float32(0)
         for i in range(width):
             score += query[i] * wide(key[i])
@@ -80,8 +85,8 @@ def mix(
         scores[position - first] = score
         highest = max(highest, score)
     total = np.float32(0)
-    if sinks_ptr:
-        sink = pointer(sinks_ptr, head, FLOAT)[0]
+    if work[SINKS]:
+        sink = pointer(work[SINKS], head, FLOAT)[0]
         highest = max(highest, sink)
         total = exp(sink - highest)
     for n in range(end - first):
@@ -89,7 +94,7 @@ def mix(
         total += scores[n]
     for position in range(first, end):
         page, place = table[position // page_tokens], position % page_tokens
-        value = pointer(pages_ptr, page * page_size + values_at + place * width, like)
+        value = pointer(work[PAGES], page * page_size + values_at + place * width, like)
         weight = scores[position - first]
         for i in range(width):
             mixed[i] += weight * wide(value[i])
@@ -98,27 +103,23 @@ def mix(
 
 
 @compiled
-def attend(q_ptr, q_stride, pages_ptr, form_ptr, rows_ptr, sinks_ptr, softcap, out_ptr, like):
-    """Mix all heads of the rows. `rows` are their positions, the first that each sees, and their
-    tables of pages."""
-    form = pointer(form_ptr, 0, INT)
-    for row in range(form[0]):
-        for head in range(form[1]):
-            mix(
-                q_ptr, q_stride, pages_ptr, form_ptr, rows_ptr, sinks_ptr, softcap, out_ptr,
-                row, head, like,
-            )  # fmt: skip
+def _mix_part(work_ptr, like):
+    work = pointer(work_ptr, 0, INT)
+    form = pointer(work[FORM], 0, INT)
+    softcap = np.float32(pointer(work_ptr, SOFTCAP, DOUBLE)[0])
+    first, last = own_part(work[TEAM], form[0] * form[1])
+    for job in range(first, last):
+        _mix(work, job // form[1], job % form[1], softcap, like)
 
 
-@in_threads
-def attend_in_threads(
-    q_ptr, q_stride, pages_ptr, form_ptr, rows_ptr, sinks_ptr, softcap, out_ptr, like
-):
-    """The same in numba's threads."""
-    form = pointer(form_ptr, 0, INT)
-    heads = form[1]
-    for job in numba.prange(form[0] * heads):
-        mix(
-            q_ptr, q_stride, pages_ptr, form_ptr, rows_ptr, sinks_ptr, softcap, out_ptr,
-            job // heads, job % heads, like,
-        )  # fmt: skip
+@worker
+def mix_bfloat16(work_ptr):
+    _mix_part(work_ptr, BFLOAT16)
+
+
+@worker
+def mix_float32(work_ptr):
+    _mix_part(work_ptr, FLOAT)
+
+
+MIX = {torch.bfloat16: mix_bfloat16.address, torch.float32: mix_float32.address}

@@ -8,9 +8,7 @@ those of a uint16 here.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,40 +45,10 @@ def _can_keep() -> bool:
 
 
 KEPT = _can_keep()
-MAPPED = Path("/proc/self/maps")
-OPENMP = ("libgomp", "libomp", "libiomp")
 ARITHMETIC = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be in any order, as vectors need it. NaN stays what it is."""
 
 compiled = numba.njit(cache=KEPT, nogil=True, fastmath=ARITHMETIC, error_model="numpy")
-in_threads = numba.njit(
-    cache=KEPT, nogil=True, fastmath=ARITHMETIC, error_model="numpy", parallel=True
-)
-
-
-def num_threads() -> int:
-    """As many as torch has, where kernels can have the same ones; else one.
-
-    Threads of two pools would wait for work on the same cores, awake.
-    """
-    count = torch.get_num_threads()
-    if count == 1 or count > SETTINGS.NUMBA_NUM_THREADS or not _has_one_pool():
-        return 1
-    numba.set_num_threads(count)
-    torch.set_num_threads(count)  # the first call there gave OpenMP as many as there are cores
-    return count
-
-
-@cache
-def _has_one_pool() -> bool:
-    """Whether numba's threads are those of the OpenMP that torch has loaded."""
-    SETTINGS.THREADING_LAYER = "omp"
-    try:
-        importlib.import_module("numba.np.ufunc.omppool")
-        names = {line.split()[-1] for line in MAPPED.read_text().splitlines() if "omp" in line}
-    except (ImportError, OSError):
-        return False
-    return sum(Path(name).name.startswith(OPENMP) for name in names) == 1
 
 
 @intrinsic

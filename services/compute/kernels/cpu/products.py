@@ -2,56 +2,52 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+import torch
 
-from services.compute.kernels.cpu.language import compiled, in_threads, narrow, pointer, wide
+from services.compute.kernels.cpu.language import LIKE, compiled, narrow, pointer, wide
+from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
 
-FLOAT, CODE = np.float32(0), np.int8(0)
+FLOAT, CODE, BFLOAT16 = np.float32(0), np.int8(0), LIKE[torch.bfloat16]
+
+WORK = WIDE_X, WEIGHT, SCALES, NUM_IN, NUM_OUT, TEAM, OUT, NUM_ROWS = range(8)
+"""What there is to do: all but the last two are of the map, not of the call. WIDE_X is room for the
+rows in float32; SCALES is 0 where the weight has none."""
 
 
 @compiled
-def outputs(x_ptr, weight_ptr, scales_ptr, out_ptr, sizes, part, kind, like):
-    """Outputs `part` of a product, of rows of x in float32: scale * sum(x * weight), or the sum
-    where there are no scales."""
-    num_rows, num_in, num_out = sizes
-    scales, out = pointer(scales_ptr, 0, FLOAT), pointer(out_ptr, 0, like)
-    for o in range(part[0], part[1]):
-        weight = pointer(weight_ptr, o * num_in, kind)
-        scale = scales[o] if scales_ptr else np.float32(1)
+def product(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
+    """out [T, O] = x W^T, times the scales of outputs; `multiply` is the address of a worker."""
+    work = pointer(work_ptr, 0, INT)
+    work[OUT], work[NUM_ROWS] = out_ptr, num_rows
+    x, wide_x = pointer(x_ptr, 0, like), pointer(work[WIDE_X], 0, FLOAT)
+    for i in range(num_rows * work[NUM_IN]):
+        wide_x[i] = wide(x[i])
+    in_team(work[TEAM], multiply, work_ptr)
+
+
+@compiled
+def _multiply(work_ptr, kind, like):
+    work = pointer(work_ptr, 0, INT)
+    num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
+    scales, out = pointer(work[SCALES], 0, FLOAT), pointer(work[OUT], 0, like)
+    first, last = own_part(work[TEAM], num_out)
+    for o in range(first, last):
+        weight = pointer(work[WEIGHT], o * num_in, kind)
+        scale = scales[o] if work[SCALES] else np.float32(1)
         for row in range(num_rows):
-            x = pointer(x_ptr, row * num_in, FLOAT)
+            x = pointer(work[WIDE_X], row * num_in, FLOAT)
             sum_ = np.float32(0)
             for i in range(num_in):
                 sum_ += x[i] * wide(weight[i])
             out[row * num_out + o] = narrow(sum_ * scale, like)
 
 
-@compiled
-def product(x_ptr, weight_ptr, scales_ptr, out_ptr, num_rows, num_in, num_out, kind, like):
-    """The weight [O, I] has numbers of the type of `kind`: CODE, or `like`."""
-    sizes = num_rows, num_in, num_out
-    x = widened(x_ptr, num_rows * num_in, like)
-    part = 0, num_out
-    outputs(x.ctypes.data, weight_ptr, scales_ptr, out_ptr, sizes, part, kind, like)
+@worker
+def multiply_codes(work_ptr):
+    _multiply(work_ptr, CODE, BFLOAT16)
 
 
-@in_threads
-def product_in_threads(
-    x_ptr, weight_ptr, scales_ptr, out_ptr, num_rows, num_in, num_out, num_threads, kind, like
-):
-    """The same by so many threads."""
-    sizes = num_rows, num_in, num_out
-    x = widened(x_ptr, num_rows * num_in, like)
-    wide_ptr = x.ctypes.data
-    for n in numba.prange(num_threads):
-        part = num_out * n // num_threads, num_out * (n + 1) // num_threads
-        outputs(wide_ptr, weight_ptr, scales_ptr, out_ptr, sizes, part, kind, like)
-
-
-@compiled
-def widened(x_ptr, count, like):
-    x, values = pointer(x_ptr, 0, like), np.empty(count, np.float32)
-    for i in range(count):
-        values[i] = wide(x[i])
-    return values
+@worker
+def multiply_numbers(work_ptr):
+    _multiply(work_ptr, BFLOAT16, BFLOAT16)
