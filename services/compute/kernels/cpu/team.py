@@ -42,11 +42,13 @@ class OpenMP(NamedTuple):
 
 @cache
 def _openmp() -> OpenMP | None:
-    """Of the library that torch has loaded; None if there is none, or several."""
+    """Of the library that torch has: its own, or the only one that there is; else None."""
     try:
-        names = {line.split()[-1] for line in MAPPED.read_text().splitlines() if "omp" in line}
-        (name,) = (name for name in names if Path(name).name.startswith(OPENMP))
-        library = ctypes.CDLL(name)
+        paths = {Path(line.split()[-1]) for line in MAPPED.read_text().splitlines() if "/" in line}
+        loaded = [path for path in paths if path.name.startswith(OPENMP)]
+        own = [path for path in loaded if path.is_relative_to(Path(torch.__file__).parent)]
+        (path,) = own or loaded
+        library = ctypes.CDLL(str(path))
         functions = library.GOMP_parallel, library.omp_get_thread_num
     except (OSError, ValueError, AttributeError):
         return None
