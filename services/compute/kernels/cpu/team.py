@@ -46,7 +46,8 @@ def _openmp() -> OpenMP | None:
     try:
         paths = {Path(line.split()[-1]) for line in MAPPED.read_text().splitlines() if "/" in line}
         loaded = [path for path in paths if path.name.startswith(OPENMP)]
-        own = [path for path in loaded if path.is_relative_to(Path(torch.__file__).parent)]
+        folder = Path(torch.__file__).resolve().parent
+        own = [path for path in loaded if path.is_relative_to(folder)]
         (path,) = own or loaded
         library = ctypes.CDLL(str(path))
         functions = library.GOMP_parallel, library.omp_get_thread_num
