@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,9 +108,9 @@ class Kernels(triton.AsyncCompileMode):  # type: ignore[misc]
         left = dict.fromkeys(self._kernels.values())
         num_workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         # first: a fork beside threads could wait forever for a lock that one of them held
-        compiled = fork_for([kernel.compile for kernel in missing], num_workers, may_begin)
+        forks = fork_for([kernel.compile for kernel in missing], num_workers, may_begin)
         enter = partial(torch.cuda.set_device, self._device)
-        with closing(compiled), ThreadPoolExecutor(num_workers, initializer=enter) as pool:
+        with forks as compiled, ThreadPoolExecutor(num_workers, initializer=enter) as pool:
 
             def load(kernel: Kernel) -> None:
                 del left[kernel]

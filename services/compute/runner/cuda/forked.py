@@ -13,7 +13,7 @@ import select
 import signal
 import struct
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeAlias
 
 from common.child_main import die_with_parent
@@ -28,13 +28,14 @@ HUNG_AFTER_S = 60.0
 """Without a job done: the longest takes a tenth of it."""
 
 
+@contextlib.contextmanager
 def fork_for(
     jobs: Sequence[Job], num_processes: int, may_begin: Callable[[], bool]
-) -> Generator[int, None, None]:
+) -> Iterator[Iterator[int]]:
     """Begin these jobs in order, in so many processes, as long as one may begin; yields the places
-    of those that are done.
+    of those that are done. The processes end with the block.
 
-    One that fails, or whose process dies or hangs, is left out.
+    A job that fails, or whose process dies or hangs, is left out.
     """
     tickets, tickets_in = os.pipe()
     reports, reports_in = os.pipe()
@@ -51,7 +52,15 @@ def fork_for(
             pids.append(pid)
     os.close(tickets)
     os.close(reports_in)
-    return _places_done(reports, pids)
+    try:
+        yield _places_done(reports)
+    finally:
+        os.close(reports)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                # where the kernel reaps children, as an inherited SIGCHLD may want, it has gone
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _work(
@@ -72,15 +81,11 @@ def _work(
         os._exit(0)
 
 
-def _places_done(reports: int, pids: Sequence[int]) -> Generator[int, None, None]:
-    try:
-        while select.select([reports], [], [], HUNG_AFTER_S)[0]:
-            report = os.read(reports, PLACE.size)
-            if not report:
-                break
-            yield PLACE.unpack(report)[0]
-    finally:
-        os.close(reports)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)  # not waited for yet, so the number is its own
-            os.waitpid(pid, 0)
+def _places_done(reports: int) -> Iterator[int]:
+    poll = select.poll()
+    poll.register(reports, select.POLLIN)
+    while poll.poll(1000 * HUNG_AFTER_S):
+        report = os.read(reports, PLACE.size)
+        if not report:
+            break
+        yield PLACE.unpack(report)[0]

@@ -30,7 +30,8 @@ def test_jobs_are_done_by_other_processes(tmp_path: Path) -> None:
         (tmp_path / str(number)).write_text(str(os.getpid()))
 
     jobs = [partial(note_process, number) for number in range(20)]
-    assert sorted(fork_for(jobs, 3, always)) == list(range(20))
+    with fork_for(jobs, 3, always) as done:
+        assert sorted(done) == list(range(20))
     pids = {int(file.read_text()) for file in tmp_path.iterdir()}
     assert os.getpid() not in pids and len(pids) <= 3
     for pid in pids:
@@ -41,14 +42,15 @@ def test_jobs_are_done_by_other_processes(tmp_path: Path) -> None:
 def test_a_job_that_fails_or_kills_its_process_or_hangs_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forked, "HUNG_AFTER_S", 0.1)
+    monkeypatch.setattr(forked, "HUNG_AFTER_S", 1.5)
     jobs: list[Callable[[], object]] = [
         lambda: 1 // 0,
         lambda: os.kill(os.getpid(), signal.SIGKILL),
         lambda: time.sleep(60.0),
         lambda: None,
     ]
-    assert list(fork_for(jobs, 3, always)) == [3]
+    with fork_for(jobs, 3, always) as done:
+        assert list(done) == [3]
 
 
 class Store:
