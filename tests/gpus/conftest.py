@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import tests.kernels.conftest  # noqa: F401  (before anything imports triton: it may be interpreted)
 from tests.gpus.groups import Groups
 
 
