@@ -5,10 +5,10 @@ Kernels are compiled by numba, which is imported here alone, and only to serve o
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import structlog
 import torch
 
 from services.compute.layers.cpu_linear import CpuLinears
@@ -34,9 +34,12 @@ EAGER = CpuOperations(CpuLinears, EagerStep, EagerAttentions)
 
 
 def operations_for(dtype: torch.dtype) -> CpuOperations:
-    """Compiled ones where numba is installed and has kernels for the dtype. Those that no earlier
-    start has left are compiled now, which takes seconds."""
-    if importlib.util.find_spec("numba") is None:
+    """Compiled ones where numba can be imported and has kernels for the dtype. What no earlier start
+    has left is compiled now, which takes seconds."""
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:  # it also refuses a numpy that it does not know
+        structlog.get_logger().info("plain torch computes", why=str(error))
         return EAGER
     from services.compute.kernels.cpu.language import LIKE
 
