@@ -34,8 +34,8 @@ EAGER = CpuOperations(CpuLinears, EagerStep, EagerAttentions)
 
 
 def operations_for(dtype: torch.dtype) -> CpuOperations:
-    """Compiled ones where numba can be imported and has kernels for the dtype. What no earlier start
-    has left is compiled now, which takes seconds."""
+    """Compiled ones where numba can be imported and has kernels for the dtype. What no earlier
+    start has left is compiled now, which takes seconds."""
     try:
         import numba  # noqa: F401
     except ImportError as error:  # it also refuses a numpy that it does not know
