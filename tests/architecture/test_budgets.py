@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (10_150, 64),
     "services/router": (14_830, 87),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (48_420, 314),
+    "services/compute": (48_430, 314),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (2_790, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (75_530, 475),
+    "services": (75_540, 475),
 }
 MIN_MEDIAN_LINES = 90
 

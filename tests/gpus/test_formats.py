@@ -85,11 +85,13 @@ class Case:
 
 WIDE = {
     **{form: Case(partial(written, DENSE, form)) for form in (
-        "fp8 of blocks", "fbgemm_fp8", "compressed int8 with zeros", "awq",
+        "compressed fp8 of blocks", "compressed fp8 of rows", "compressed int8 with zeros", "awq",
         "gptq in several act orders", "compressed nvfp4",
     )},
     "experts in awq": Case(partial(written, MIXTURE, "awq"), "-tp 2", "-tp 2 -ep"),
-    "experts in fp8 of blocks": Case(partial(written, MIXTURE, "fp8 of blocks"), "-tp 2 -ep"),
+    "experts in compressed fp8 of blocks": Case(
+        partial(written, MIXTURE, "compressed fp8 of blocks"), "-tp 2 -ep"
+    ),
     "experts in mxfp4": Case(mxfp4, "-tp 2", "-tp 2 -ep", "-pp 2"),
     "Q4_0": Case(partial(gguf, "Q4_0")),
     "Q8_0": Case(partial(gguf, "Q8_0")),
@@ -101,8 +103,10 @@ NARROW = {
     "bfloat16": bfloat16(partial(plain, DENSE), "-tp 2", "-pp 2 -tp 2", "-pcp 2"),
     "experts in bfloat16": bfloat16(partial(plain, MIXTURE), "-tp 2", "-tp 4 -ep"),
     **{form: bfloat16(partial(written, DENSE, form)) for form in (
-        "fp8 of blocks", "compressed fp8 and inputs", "compressed int8 and inputs", "awq", "gptq",
+        "fp8 of blocks", "fbgemm_fp8", "compressed fp8 and inputs", "compressed int8 and inputs",
+        "awq", "gptq",
     )},
+    "experts in fp8 of blocks": bfloat16(partial(written, MIXTURE, "fp8 of blocks"), "-tp 2 -ep"),
     "experts in mxfp4": bfloat16(mxfp4, "-tp 2", "-tp 2 -ep"),
     "a cache in fp8": bfloat16(partial(plain, "gemma 3"), kv_cache_dtype="fp8"),
     "int8 at load": bfloat16(partial(plain, DENSE), "-tp 2", "-pp 2", quantization="int8"),

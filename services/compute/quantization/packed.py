@@ -195,9 +195,10 @@ def chunks(num_out: int, num_in: int) -> list[slice]:
 
 
 def halves(codes_OI: Tensor) -> Tensor:
-    """Codes of 4 bits (uint8) [O, I], two in a byte [O, I / 2]; I is a multiple of `BLOCK`."""
+    """Codes of 4 bits (uint8) [O, I], two in a byte [O, I / 2], row by row however they lie; I is a
+    multiple of `BLOCK`."""
     low, high = codes_OI.view(len(codes_OI), -1, 2, HALF).unbind(2)
-    return (low | high << 4).flatten(1)
+    return (low | high << 4).flatten(1).contiguous()
 
 
 def unhalved(codes_OB: Tensor) -> Tensor:

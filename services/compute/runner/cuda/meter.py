@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from services.compute.runner.cuda.choosing import Launch
-from services.compute.runner.cuda.compiling import Kernels
+from services.compute.runner.cuda.compiling import Kernel, Kernels
 from services.compute.runner.cuda.stream import DeviceStream
 
 NAME = ("meter",)
@@ -33,9 +33,16 @@ class GraphMeter:
         self, launches: Sequence[Launch], may_begin: Callable[[], bool], done: Launch
     ) -> list[bool]:
         kernels = Kernels(self._device)
-        noted = [kernels.note(launch) for launch in launches]
+        noted = [self._noted(kernels, launch) for launch in launches]
         kernels.load(may_begin, done)
         return [all(kernel.is_begun for kernel in each) for each in noted]
+
+    def _noted(self, kernels: Kernels, launch: Launch) -> list[Kernel]:
+        try:
+            return kernels.note(launch)
+        except Exception as error:  # `seconds` passes it over
+            self._log.debug("a launch has no kernels", error=str(error)[:200])
+            return []
 
     def seconds(self, launches: Sequence[Launch]) -> float:
         """The best of a few replays."""

@@ -8,6 +8,7 @@ import torch
 from services.compute.kernels.expert_matmul_config import (
     ExpertStack,
     expert_config,
+    expert_options,
     way,
 )
 from services.compute.quantization.at_load import Quantization, quantized
@@ -21,6 +22,20 @@ def test_codes_are_taken_by_whole_steps(kind: Quantization, dtype: torch.dtype, 
     stack = ExpertStack(quantized(torch.ones(4 * 64, 256), kind), 4)
     for gated in (False, True):
         assert expert_config(rows, stack, dtype, gated=gated).block_in == STEP_INPUTS
+
+
+@pytest.mark.parametrize("kind", [None, "fp8", "int4", "fp4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [16, 64])
+def test_blocks_of_all_cuts_are_powers_of_two(
+    kind: Quantization | None, dtype: torch.dtype, rows: int
+) -> None:
+    weight = torch.ones(4 * 256, 512)
+    stack = ExpertStack(weight if kind is None else quantized(weight, kind), 4)
+    for gated in (False, True):
+        for config in expert_options(rows, stack, dtype, gated=gated).all:
+            for size in (config.block_rows, config.block_out, config.block_in):
+                assert size.bit_count() == 1
 
 
 @pytest.mark.parametrize(

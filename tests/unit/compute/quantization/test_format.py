@@ -104,6 +104,7 @@ def test_a_weight_is_the_numbers_that_its_writer_means(
     weights = weights_of(tmp_path, FORMS[name])
     found = weights.linear(["m"], shape[:1], shape[1])
     assert isinstance(found, Packed) and found.shape == shape
+    assert found.codes_OB.is_contiguous()  # as kernels read them, however a checkpoint has them
     assert_means(name, found.dense(torch.float32), dense_OI)
     weights.finish()  # nothing is left over
 

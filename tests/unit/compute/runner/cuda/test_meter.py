@@ -51,6 +51,7 @@ def test_what_cannot_be_launched_takes_forever(meter: GraphMeter) -> None:
     def fails() -> None:
         raise RuntimeError("out of resource: shared memory")
 
+    assert meter.compile([fails, lambda: "new"], lambda: True, lambda: None) == [True, True]
     assert meter.seconds([fails]) == float("inf")
 
 
