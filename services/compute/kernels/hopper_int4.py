@@ -147,25 +147,45 @@ def _segment(number, schedule):
 
 
 @gluon.jit
-def _fetch(codes, x, buffers, barriers, schedule, sizes: gl.constexpr):
-    """The warp that fetches: weights and rows of a step."""
+def _fetch_first(codes, w_tiles, ready, schedule, sizes: gl.constexpr):
+    """Weights of the first steps, and of how many."""
+    M, N, GROUP, STAGES, ZEROS = sizes
+    BYTES: gl.constexpr = 2 * M * (STEP_K // 2) + N * STEP_K * 2
+    tile, first, last = _segment(0, schedule)
+    num_steps = gl.minimum(last - first, STAGES)
+    output = tile // schedule[3] * (2 * M)
+    for stage in range(num_steps):
+        bar = ready.index(stage)
+        mbarrier.expect(bar, BYTES)
+        column = (first + stage) * (STEP_K // 2)
+        tma.async_copy_global_to_shared(codes, [output, column], bar, w_tiles.index(stage))
+    return num_steps
+
+
+@gluon.jit
+def _fetch(codes, x, buffers, barriers, schedule, sizes: gl.constexpr, PDL: gl.constexpr):
+    """The warp that fetches: weights and rows of a step; the first weights before the launch that
+    makes the rows has ended."""
     w_tiles, x_buffers = buffers[1], buffers[2]
     ready, free = barriers
     M, N, GROUP, STAGES, ZEROS = sizes
     BYTES: gl.constexpr = 2 * M * (STEP_K // 2) + N * STEP_K * 2
     token_tiles = schedule[3]
+    early = _fetch_first(codes, w_tiles, ready, schedule, sizes)
+    if PDL:
+        gdc_wait()
     count = 0
     for number in range(_num_segments(schedule)):
         tile, first, last = _segment(number, schedule)
         output, token = tile // token_tiles * (2 * M), tile % token_tiles * N
         for step in range(first, last):
             stage = count % STAGES
-            mbarrier.wait(free.index(stage), count // STAGES & 1 ^ 1)
             bar = ready.index(stage)
-            mbarrier.expect(bar, BYTES)
-            tma.async_copy_global_to_shared(
-                codes, [output, step * (STEP_K // 2)], bar, w_tiles.index(stage)
-            )
+            if count >= early:
+                mbarrier.wait(free.index(stage), count // STAGES & 1 ^ 1)
+                mbarrier.expect(bar, BYTES)
+                column = step * (STEP_K // 2)
+                tma.async_copy_global_to_shared(codes, [output, column], bar, w_tiles.index(stage))
             for half in gl.static_range(2):
                 tma.async_copy_global_to_shared(
                     x, [token, step * STEP_K + half * HALF_K], bar,
@@ -448,7 +468,6 @@ def _hopper_int4_kernel(
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
     buffers = (w_halves, w_tiles, x_buffers, staging)
     barriers = (ready, free)
@@ -470,7 +489,7 @@ def _hopper_int4_kernel(
                     num_out, schedule, sizes,
                 ),
             ),
-            (_fetch, (codes, x, buffers, barriers, schedule, sizes)),
+            (_fetch, (codes, x, buffers, barriers, schedule, sizes, PDL)),
         ],
         [4, 1],
         [MULTIPLYING, FETCHING],
