@@ -23,7 +23,7 @@ from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.unpack import unpack
 from services.compute.layers.products import ProductByRows
-from services.compute.layers.quantized_product import QuantizedProduct, RowOfNumbers
+from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import QuantizedLinear
 from services.compute.quantization.packed import Kind, Packed
 
@@ -73,7 +73,9 @@ def _product(name: str, weights: list[Packed], num_rows: int, work: SkinnyWork) 
     x = torch.randn(num_rows, num_in, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(num_rows, num_out, device="cuda", dtype=torch.bfloat16)
     room = torch.empty(num_out * num_in, device="cuda", dtype=torch.bfloat16)
-    product = QuantizedProduct(ProductByRows(work), work, room, RowOfNumbers(pdl=False), pdl=False)
+    product = QuantizedProduct(
+        ProductByRows(work), PackedWork(work, room), RowOfNumbers(pdl=False), pdl=False
+    )
     linears = [QuantizedLinear(weight) for weight in weights]
     form = product.row_form(num_rows, linears[0])
     rows: Tensor | QuantizedRows = x

@@ -27,7 +27,7 @@ from services.compute.layers.kernel_step import (
     StreamBuffers,
 )
 from services.compute.layers.products import ProductByRows
-from services.compute.layers.quantized_product import QuantizedProduct, RowOfNumbers
+from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers
 from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
 from services.compute.models.decoder import Decoder
@@ -122,7 +122,7 @@ def stream_of(decoder: Decoder[AnyLinear], num_tokens: int, device: torch.device
     """What a pass leaves: the stream and what was added last."""
     plain, work = ProductByRows(None), SkinnyWork.make(2 * INNER, device)
     room = torch.zeros(2 * INNER * WIDTH, device=device, dtype=DTYPE)
-    quantized = QuantizedProduct(plain, work, room, RowOfNumbers(pdl=False), pdl=False)
+    quantized = QuantizedProduct(plain, PackedWork(work, room), RowOfNumbers(pdl=False), pdl=False)
     ropes = {
         mixer.rope: RotaryTables(*(table.to(device) for table in mixer.rope.tables(64)))
         for mixer in decoder.mixers
@@ -188,7 +188,9 @@ def test_only_one_row_of_fp8_by_rows_takes_its_neighbours(device: torch.device) 
 
     plain, room = ProductByRows(None), torch.zeros(32 * 256, device=device)
     work = SkinnyWork.make(32, device)
-    fused = QuantizedProduct(plain, work, room, RowOfNumbers(pdl=False), pdl=False).fused
+    fused = QuantizedProduct(
+        plain, PackedWork(work, room), RowOfNumbers(pdl=False), pdl=False
+    ).fused
     assert fused is not None
     rows = linear_of(FP8)
     assert [n for n in range(1, 70) if fused.can_norm(n, rows, norms_behind=False)] == [1]
@@ -199,4 +201,4 @@ def test_only_one_row_of_fp8_by_rows_takes_its_neighbours(device: torch.device) 
     for kind in (BLOCKS, INT4):
         assert not fused.can_norm(1, linear_of(kind), norms_behind=False)
         assert not fused.can_gate(1, linear_of(kind))
-    assert QuantizedProduct(plain, work, room, None, pdl=False).fused is None
+    assert QuantizedProduct(plain, PackedWork(work, room), None, pdl=False).fused is None

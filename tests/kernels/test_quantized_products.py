@@ -32,7 +32,7 @@ from services.compute.kernels.quantized_rows import (
 )
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.layers.products import InvariantProduct, ProductByRows
-from services.compute.layers.quantized_product import QuantizedProduct, RowOfNumbers
+from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import KernelLinears, Norm, QuantizedLinear
 from services.compute.quantization.packed import Kind, Packed
 from tests.cases import crossed
@@ -259,7 +259,7 @@ def test_every_number_of_rows_is_served(
     assert (linear.dense_OI is not None) == (keeps_dense and not weight.inputs_8bit)
     room = torch.zeros(160 * 512, device=device, dtype=torch.bfloat16)
     work, row = SkinnyWork.make(160, device), RowOfNumbers(pdl=False)
-    product = QuantizedProduct(InvariantProduct(), work, room, row, pdl=False)
+    product = QuantizedProduct(InvariantProduct(), PackedWork(work, room), row, pdl=False)
     x = torch.randn(num_rows, 512, device=device, dtype=torch.bfloat16)
     out = torch.empty(num_rows, 160, device=device, dtype=torch.bfloat16)
     row_kind = product.row_form(num_rows, linear)
@@ -277,7 +277,8 @@ def test_gates_that_are_kept_in_16_bits_beside_are_gated_as_such(device: torch.d
     weight = random_packed("int4", 160, 256, 128, False, device)
     room, work = torch.zeros(160 * 256, device=device), SkinnyWork.make(160, device)
     plain = ProductByRows(work, hopper=HopperTiling(1))
-    product = QuantizedProduct(plain, work, room, RowOfNumbers(pdl=False), pdl=False)
+    packed_work, row = PackedWork(work, room), RowOfNumbers(pdl=False)
+    product = QuantizedProduct(plain, packed_work, row, pdl=False)
     for keeps_dense in (True, False):
         linear = KernelLinears(torch.float16, keeps_dense)(weight, None)
         assert isinstance(linear, QuantizedLinear) and product.fused is not None
@@ -294,7 +295,11 @@ def test_a_launch_that_is_noted_has_no_copy_of_rows_in_the_order_of_the_weight(
     choices, work = Choices(), SkinnyWork.make(160, device)
     room = torch.zeros(160 * 256, device=device, dtype=torch.float16)
     product = QuantizedProduct(
-        InvariantProduct(), work, room, RowOfNumbers(pdl=False), pdl=False, choices=choices
+        InvariantProduct(),
+        PackedWork(work, room),
+        RowOfNumbers(pdl=False),
+        pdl=False,
+        choices=choices,
     )
     x = torch.zeros(5, 256, device=device, dtype=torch.float16)
     out = torch.empty(5, 160, device=device, dtype=torch.float16)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from services.compute.kernels.choices import Key, Options, packed_form, rows_bucket
+from services.compute.quantization.packed import Packed
 
 STEP_IN = 128
 """Inputs of a step: 64 bytes of codes a row."""
@@ -18,8 +22,18 @@ RESERVED_BYTES = 512
 """Of SHARED_BYTES, for barriers and what a warp leaves for the others."""
 
 MAX_STAGES = 10
+MIN_STAGES = 2
+MIN_TOKENS, MAX_TOKENS = 16, 128
+"""Of a tile: of more rows there are several tiles."""
+
+MIN_SHARE = 8
+"""Steps of a program below which tiles are halved instead."""
+
 MAX_SUMS = 128 * 128
 """Of a warpgroup: 128 registers of a thread."""
+
+MAX_TILES = 1 << 14
+LARGEST_ZERO = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,11 @@ class Int4Config:
         step = 2 * self.rows * STEP_IN // 2 + self.tokens * STEP_IN * 2
         most = (SHARED_BYTES - RESERVED_BYTES - staging) // step
         return min(self.stages or MAX_STAGES, most)
+
+    @property
+    def is_valid(self) -> bool:
+        has_sums = self.rows * self.tokens <= MAX_SUMS
+        return has_sums and self.tokens >= MIN_TOKENS and self.num_stages >= MIN_STAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +104,51 @@ class Int4Work:
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         return cls(
             partial=torch.zeros(num_sms * 4 * MAX_SUMS, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(1 << 14, dtype=torch.int32, device=device),
+            arrivals=torch.zeros(MAX_TILES, dtype=torch.int32, device=device),
             num_sms=num_sms,
         )
+
+
+def suits(weight: Packed) -> bool:
+    """Whether there is such a product with it, if its zeros are `whole_zeros`."""
+    group, num_groups = weight.group_size, weight.scales_OG.shape[1]
+    fits = num_groups == 1 or group % STEP_IN == 0 or group in (32, 64)
+    is_even = weight.num_inputs % STEP_IN == 0 and weight.shape[0] % 8 == 0
+    return weight.kind == "int4" and weight.order_I is None and fits and is_even
+
+
+def whole_zeros(weight: Packed) -> bool:
+    """Whether codes less zeros are numbers that bfloat16 has."""
+    zeros = weight.zeros_OG
+    return zeros is None or bool(((zeros == zeros.round()) & (zeros.abs() <= LARGEST_ZERO)).all())
+
+
+def int4_config(num_tokens: int, num_out: int, num_in: int, num_sms: int) -> Int4Config:
+    """Large tiles, which read rows less often, where there are steps of them for all."""
+    tokens = min(MAX_TOKENS, max(MIN_TOKENS, 1 << (num_tokens - 1).bit_length()))
+    wide = Int4Config(128, tokens)
+    share = Int4Schedule.of(num_tokens, num_out, num_in, wide, num_sms).share
+    return wide if share >= MIN_SHARE else replace(wide, rows=64)
+
+
+def int4_options(
+    weight: Packed, num_tokens: int, dtype: torch.dtype, num_sms: int
+) -> Options[Int4Config]:
+    key = Key(
+        "hopper_int4",
+        packed_form(weight, str(dtype).removeprefix("torch.")),
+        *weight.shape,
+        rows_bucket(num_tokens),
+    )
+    config = int4_config(num_tokens, *weight.shape, num_sms)
+    return Options(key, config, partial(_neighbours, config))
+
+
+def _neighbours(config: Int4Config) -> list[Int4Config]:
+    """One difference at a time."""
+    found = [
+        replace(config, rows=192 - config.rows),
+        replace(config, tokens=config.tokens // 2),
+        *(replace(config, splits=splits) for splits in (1, 2, 4)),
+    ]
+    return [each for each in found if each.is_valid]

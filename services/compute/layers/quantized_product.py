@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Choices
+from services.compute.kernels.hopper_int4 import hopper_int4
+from services.compute.kernels.hopper_int4_config import Int4Work, int4_options, suits
 from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
 from services.compute.kernels.matvec import (
     NormedInput,
@@ -48,13 +50,26 @@ MAX_ROWS_BESIDE_DENSE = 64
 """More of them are multiplied with the weight as it is, where it is kept; and so are two rows and
 more for which there is no such product."""
 
+MAX_INT4_ROWS = 256
+"""Of rows as they are that Hopper multiplies with codes of 4 bits it decodes: faster than rows in
+two planes, and than unpacking the weight."""
+
+MAX_INT4_ROWS_BESIDE_DENSE = 128
+"""And than the library with the weight as it is."""
+
 MIN_LIBRARY_ROWS = 129
 """Of rows in FP8, from which on the library's product is faster than quantized_matmul."""
 
 MIN_LIBRARY_ROWS_BY_GROUP = 16
 """With scales by groups, where the library has a kernel of its own; a multiple of 4."""
 
-ROW_LIMITS = (MAX_PLANES_ROWS, MAX_ROWS_BESIDE_DENSE, 1)
+ROW_LIMITS = (
+    MAX_PLANES_ROWS,
+    MAX_INT4_ROWS,
+    MAX_INT4_ROWS_BESIDE_DENSE,
+    MAX_ROWS_BESIDE_DENSE,
+    1,
+)
 """Up to so many rows products want their rows in another form than above."""
 
 INVARIANT = PackedConfig(block_tokens=64, block_out=64)
@@ -92,6 +107,15 @@ class RowOfNumbers:
         norm_gate_up(normed, linear.weight, out_TF, activation, pdl=self.pdl)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWork:
+    """What launches of products with packed weights have in common."""
+
+    skinny: SkinnyWork
+    scratch: Tensor  # for a weight that is unpacked; has room for the largest
+    int4: Int4Work | None = None  # where Hopper's kernel runs
+
+
 class QuantizedProduct:
     """A `Product` of packed weights, and its `FusedProduct`: one row's, or the `plain` product's
     where the weight is kept as it is, too."""
@@ -99,24 +123,21 @@ class QuantizedProduct:
     def __init__(
         self,
         plain: Product[Linear],
-        work: SkinnyWork,
-        scratch: Tensor,
+        work: PackedWork,
         row: RowOfNumbers | None,
         *,
         pdl: bool,
         choices: Choices | None = None,
     ) -> None:
-        """With many rows weights are unpacked into `scratch`, which has room for the largest, for
-        the `plain` product. Without `row`, which is for one row, a row's result does not depend on
-        the number of rows."""
+        """With many rows weights are unpacked for the `plain` product. Without `row`, which is for
+        one row, a row's result does not depend on the number of rows."""
         self._plain = plain
         self._work = work
-        self._scratch = scratch
         self._invariant = row is None
         self._pdl = pdl
         self._choices = choices or Choices()
         self._row = row
-        self._takes_quantized = not self._invariant and fits_device(scratch.device)
+        self._takes_quantized = not self._invariant and fits_device(work.scratch.device)
 
     @property
     def fused(self) -> FusedProduct[QuantizedLinear] | None:
@@ -126,6 +147,7 @@ class QuantizedProduct:
         fused, dense_OI = self._plain.fused, linear.dense_OI
         if num_tokens > 1 and dense_OI is not None and fused is not None:
             takes_codes = self.row_form(num_tokens, linear) is not None
+            takes_codes |= self._takes_int4(num_tokens, linear)
             return not takes_codes and fused.can_gate(num_tokens, Linear(dense_OI, linear.bias_O))
         return self._row is not None and self._row.can_gate(num_tokens, linear)
 
@@ -153,12 +175,17 @@ class QuantizedProduct:
         self._row.normed_gated(normed, linear, activation, out_TF)
 
     def row_form(self, num_tokens: int, linear: QuantizedLinear) -> RowForm | None:
-        if not self._takes_quantized:
+        if not self._takes_quantized or self._takes_int4(num_tokens, linear):
             return None
         form = row_form(linear.weight, num_tokens)
         most = MAX_PLANES_ROWS if linear.dense_OI is None else MAX_ROWS_BESIDE_DENSE
         too_many = form is not None and form.planes > 1 and num_tokens > most
         return None if too_many else form
+
+    def _takes_int4(self, num_tokens: int, linear: QuantizedLinear) -> bool:
+        most = MAX_INT4_ROWS if linear.dense_OI is None else MAX_INT4_ROWS_BESIDE_DENSE
+        fits = linear.has_whole_zeros and suits(linear.weight)
+        return self._work.int4 is not None and 1 < num_tokens <= most and fits
 
     def __call__(
         self, x_TI: Tensor | QuantizedRows, linear: QuantizedLinear, out_TO: Tensor
@@ -179,11 +206,20 @@ class QuantizedProduct:
         else:
             self._choices.launch(
                 quantized_options(rows.form, weight, num_tokens),
-                partial(quantized_matmul, rows, weight, bias_O, out_TO, self._work, pdl=self._pdl),
+                partial(
+                    quantized_matmul, rows, weight, bias_O, out_TO, self._work.skinny, pdl=self._pdl
+                ),
             )
 
     def _of_numbers(self, x_TI: Tensor, linear: QuantizedLinear, out_TO: Tensor) -> None:
         weight, num_tokens = linear.weight, len(x_TI)
+        work, pdl = self._work.int4, self._pdl
+        if work is not None and self._takes_int4(num_tokens, linear):
+            self._choices.launch(
+                int4_options(weight, num_tokens, x_TI.dtype, work.num_sms),
+                partial(hopper_int4, x_TI, weight, linear.bias_O, out_TO, work, pdl=pdl),
+            )
+            return
         if linear.dense_OI is not None and num_tokens > 1:
             self._plain(x_TI, Linear(linear.dense_OI, linear.bias_O), out_TO)
             return
@@ -201,7 +237,7 @@ class QuantizedProduct:
                 self._choices.launch(packed_options(num_tokens, weight, x_TI.dtype), launch)
         else:
             num_out, num_in = weight.shape
-            weight_OI = self._scratch[: num_out * num_in].view(num_out, num_in)
+            weight_OI = self._work.scratch[: num_out * num_in].view(num_out, num_in)
             unpack(weight, weight_OI)
             self._plain(_ordered(x_TI, weight), Linear(weight_OI, linear.bias_O), out_TO)
 
@@ -210,7 +246,7 @@ class QuantizedProduct:
     ) -> None:
         # ordered here, so that launches that are noted keep no copies of their rows
         weight, x_TI = linear.weight, _ordered(x_TI, linear.weight)
-        packed_matmul(x_TI, weight, linear.bias_O, out_TO, self._work, config, pdl=self._pdl)
+        packed_matmul(x_TI, weight, linear.bias_O, out_TO, self._work.skinny, config, pdl=self._pdl)
 
 
 def _ordered(x_TI: Tensor, weight: Packed) -> Tensor:

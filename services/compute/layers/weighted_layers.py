@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import ConfigError, ModelError
+from services.compute.kernels.hopper_int4_config import whole_zeros
 from services.compute.kernels.tree_sum import NUM_SEGMENTS
 from services.compute.quantization.packed import Packed, Weight, can_multiply, filled
 
@@ -98,6 +99,9 @@ class QuantizedLinear:
     dense_OI: Tensor | None = None
     """The numbers as they are, for products of many rows, where memory is plenty."""
 
+    has_whole_zeros: bool = False
+    """Whether codes less their zeros are known to be numbers that 16 bits have."""
+
     @property
     def num_out(self) -> int:
         return self.weight.shape[0]
@@ -150,7 +154,8 @@ class KernelLinears:
             return Linear(weight, bias_O)
         has_dense = self.keeps_dense and not weight.inputs_8bit
         dense_OI = weight.dense(self.dtype) if has_dense else None
-        return QuantizedLinear(weight.with_adjacent_rows(), bias_O, dense_OI)
+        adjacent = weight.with_adjacent_rows()
+        return QuantizedLinear(adjacent, bias_O, dense_OI, whole_zeros(adjacent))
 
     def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> AnyLinear:
         if not self.num_segments or isinstance(weight, Packed):

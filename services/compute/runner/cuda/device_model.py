@@ -14,6 +14,7 @@ from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
 from services.compute.kernels.draft_tokens import DraftRule
+from services.compute.kernels.hopper_int4_config import Int4Work
 from services.compute.kernels.hopper_matmul_config import HopperTiling
 from services.compute.kernels.hopper_prefill import HOPPER
 from services.compute.kernels.latent_expansion import StepKeys
@@ -46,7 +47,7 @@ from services.compute.layers.products import (
     Products,
     SummedProduct,
 )
-from services.compute.layers.quantized_product import QuantizedProduct, RowOfNumbers
+from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import (
     AnyLinear,
     Linear,
@@ -201,8 +202,10 @@ def _products(
         row_pdl = pdl and 2 * num_inner <= SMALL_WEIGHT_BYTES
         plain = ProductByRows(work if suits else None, pdl, row_pdl, choices, hopper)
         row = RowOfNumbers(pdl=pdl and num_inner <= SMALL_WEIGHT_BYTES)
-    room = _unpacking_room(decoder)
-    quantized = QuantizedProduct(plain, work, room, row, pdl=pdl, choices=choices)
+    has_int4 = capability == HOPPER and decoder.dtype.itemsize == 2 and not batch_invariant
+    int4 = Int4Work.make(decoder.device) if has_int4 else None
+    packed = PackedWork(work, _unpacking_room(decoder), int4)
+    quantized = QuantizedProduct(plain, packed, row, pdl=pdl, choices=choices)
     return {
         Linear: plain,
         SummedLinear: SummedProduct(work),
