@@ -5,6 +5,7 @@ python -m tests.kernels.compile_for_hopper expanded HEADS
 python -m tests.kernels.compile_for_hopper latent_decode HEADS
 python -m tests.kernels.compile_for_hopper gate_up TOKENS
 python -m tests.kernels.compile_for_hopper matmul TOKENS
+python -m tests.kernels.compile_for_hopper int4 GROUP
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from services.compute.kernels import (
     hopper_expanded,
+    hopper_int4,
     hopper_latent_decode,
     hopper_matmul,
     hopper_prefill,
 )
+from services.compute.kernels.hopper_int4_config import Int4Config
 from services.compute.kernels.hopper_matmul_config import (
     BLOCK_IN,
     BLOCK_OUT,
@@ -51,7 +54,11 @@ POINTERS = {
     "cos_PJ": "*fp32",
     "sin_PJ": "*fp32",
     "out_THV": "*bf16",
+    "scales_GO": "*fp16",
+    "zeros_GO": "*fp16",
     "bias_O": "*bf16",
+    "partials": "*fp32",
+    "arrivals": "*i32",
 }
 NUMBERS = {
     "scale_log2": "fp32",
@@ -61,6 +68,9 @@ NUMBERS = {
     "token_tiles": "i32",
     "out_tiles": "i32",
     "steps": "i32",
+    "num_out": "i32",
+    "share": "i32",
+    "total": "i32",
 }
 
 
@@ -72,9 +82,9 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
 
 
-def box(shape: list[int], layout: Any = hopper_prefill.SWIZZLED) -> str:
+def box(shape: list[int], layout: Any = hopper_prefill.SWIZZLED, dtype: str = "bf16") -> str:
     """The type of what is copied so."""
-    return f"tensordesc<bf16{shape},{layout!r}>"
+    return f"tensordesc<{dtype}{shape},{layout!r}>"
 
 
 def prefill(width: int) -> Launch:
@@ -144,6 +154,22 @@ def tiled(
     return Launch(hopper_matmul._hopper_matmul_kernel, boxes, constants)
 
 
+def int4(group: int) -> Launch:
+    """The largest tile, with zeros and a bias."""
+    config, layout = Int4Config(128, 128), hopper_prefill.SWIZZLED
+    boxes = {
+        "codes": box([256, 64], hopper_int4.CODES, "u8"),
+        "x": box([128, 64]),
+        "out": box([64, 128]),
+    }
+    constants: dict[str, Any] = {
+        "M": config.rows, "N": config.tokens, "GROUP": group, "STAGES": config.num_stages,
+        "ZEROS": True, "CODES_SHARED": hopper_int4.CODES, "OUT_SHARED": layout,
+        "MULTIPLYING": hopper_int4.MULTIPLYING_REGISTERS, "PDL": True,
+    }  # fmt: skip
+    return Launch(hopper_int4._hopper_int4_kernel, boxes, constants)
+
+
 def main() -> None:
     """The assembly of the kernel that the command line names."""
     launches = {
@@ -152,6 +178,7 @@ def main() -> None:
         "latent_decode": latent_decode,
         "gate_up": gate_up,
         "matmul": matmul,
+        "int4": int4,
     }
     kernel, boxes, constants = launches[sys.argv[1]](int(sys.argv[2]))
     constants |= {
