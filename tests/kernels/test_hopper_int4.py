@@ -80,7 +80,7 @@ def test_what_may_be_chosen_has_room(num_tokens: int, eighths: int, steps: int) 
     scales = torch.empty(1, 1, dtype=torch.float16).expand(8 * eighths, steps)
     codes = torch.empty(1, 1, dtype=torch.uint8).expand(8 * eighths, 64 * steps)
     options = int4_options(Packed("int4", codes, scales), num_tokens, torch.bfloat16, NUM_SMS)
-    assert options.default == int4_config(num_tokens, 8 * eighths, 128 * steps, NUM_SMS)
+    assert options.default == int4_config(num_tokens, 8 * eighths, NUM_SMS)
     for config in options.all:
         ring = config.num_stages * (config.rows * 128 + config.tokens * 256)
         assert config.rows * config.tokens <= MAX_SUMS and config.num_stages >= 2

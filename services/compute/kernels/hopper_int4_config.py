@@ -23,11 +23,14 @@ RESERVED_BYTES = 512
 
 MAX_STAGES = 10
 MIN_STAGES = 2
-MIN_TOKENS, MAX_TOKENS = 16, 128
+MIN_TOKENS, MAX_TOKENS = 16, 256
 """Of a tile: of more rows there are several tiles."""
 
-MIN_SHARE = 8
-"""Steps of a program below which tiles are halved instead."""
+MAX_SHARED_TOKENS = 128
+"""Of a tile whose inputs several programs share: more have too many partial sums."""
+
+MIN_BUSY = 0.75
+"""Of the multiprocessors, over all rounds of whole tiles; with fewer, all share all steps."""
 
 MAX_SUMS = 128 * 128
 """Of a warpgroup: 128 registers of a thread."""
@@ -123,12 +126,17 @@ def whole_zeros(weight: Packed) -> bool:
     return zeros is None or bool(((zeros == zeros.round()) & (zeros.abs() <= LARGEST_ZERO)).all())
 
 
-def int4_config(num_tokens: int, num_out: int, num_in: int, num_sms: int) -> Int4Config:
-    """Large tiles, which read rows less often, where there are steps of them for all."""
-    tokens = min(MAX_TOKENS, max(MIN_TOKENS, 1 << (num_tokens - 1).bit_length()))
-    wide = Int4Config(128, tokens)
-    share = Int4Schedule.of(num_tokens, num_out, num_in, wide, num_sms).share
-    return wide if share >= MIN_SHARE else replace(wide, rows=64)
+def int4_config(num_tokens: int, num_out: int, num_sms: int) -> Int4Config:
+    """The largest tiles, which read rows least often, where whole ones keep most multiprocessors
+    busy; else small ones, of which fewer programs share each."""
+    fitting = min(MAX_TOKENS, max(MIN_TOKENS, 1 << (num_tokens - 1).bit_length()))
+    if fitting == MAX_TOKENS and -(-num_tokens // MAX_SHARED_TOKENS) % 2:
+        fitting = MAX_SHARED_TOKENS
+    whole = Int4Config(min(128, MAX_SUMS // fitting), fitting, splits=1)
+    tiles = -(-num_tokens // fitting) * -(-num_out // (2 * whole.rows))
+    if tiles >= MIN_BUSY * num_sms * -(-tiles // num_sms):
+        return whole
+    return Int4Config(64, min(fitting, MAX_SHARED_TOKENS))
 
 
 def int4_options(
@@ -140,7 +148,7 @@ def int4_options(
         *weight.shape,
         rows_bucket(num_tokens),
     )
-    config = int4_config(num_tokens, *weight.shape, num_sms)
+    config = int4_config(num_tokens, weight.shape[0], num_sms)
     return Options(key, config, partial(_neighbours, config))
 
 
