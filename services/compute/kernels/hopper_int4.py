@@ -31,7 +31,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from services.compute.kernels.hopper_int4_codes import STEP_K, decoded, group_of, of_rows
+from services.compute.kernels.hopper_int4_codes import (
+    STEP_K,
+    decoded,
+    divisor,
+    group_of,
+    of_rows,
+    prefetch_group,
+    value_of,
+)
 from services.compute.kernels.hopper_int4_config import (
     CHUNK,
     STEP_IN,
@@ -81,7 +89,7 @@ def _segment(number, schedule):
 
 
 @gluon.jit
-def _fetch_first(codes, w_tiles, ready, schedule, sizes: gl.constexpr):
+def _fetch_first(codes, w_tiles, ready, weight, schedule, sizes: gl.constexpr):
     """Weights of the first steps, and of how many."""
     M, N, GROUP, STAGES, ZEROS = sizes
     BYTES: gl.constexpr = 2 * M * (STEP_K // 2) + N * STEP_K * 2
@@ -93,11 +101,13 @@ def _fetch_first(codes, w_tiles, ready, schedule, sizes: gl.constexpr):
         mbarrier.expect(bar, BYTES)
         column = (first + stage) * (STEP_K // 2)
         tma.async_copy_global_to_shared(codes, [output, column], bar, w_tiles.index(stage))
+        if GROUP > 0:
+            prefetch_group(weight, first + stage, output, sizes)
     return num_steps
 
 
 @gluon.jit
-def _fetch(codes, x, buffers, barriers, schedule, sizes: gl.constexpr, PDL: gl.constexpr):
+def _fetch(codes, x, buffers, barriers, weight, schedule, sizes: gl.constexpr, PDL: gl.constexpr):
     """The warp that fetches: weights and rows of a step; the first weights before the launch that
     makes the rows has ended."""
     w_tiles, x_buffers = buffers[1], buffers[2]
@@ -105,7 +115,7 @@ def _fetch(codes, x, buffers, barriers, schedule, sizes: gl.constexpr, PDL: gl.c
     M, N, GROUP, STAGES, ZEROS = sizes
     BYTES: gl.constexpr = 2 * M * (STEP_K // 2) + N * STEP_K * 2
     token_tiles = schedule[3]
-    early = _fetch_first(codes, w_tiles, ready, schedule, sizes)
+    early = _fetch_first(codes, w_tiles, ready, weight, schedule, sizes)
     if PDL:
         gdc_wait()
     count = 0
@@ -120,6 +130,8 @@ def _fetch(codes, x, buffers, barriers, schedule, sizes: gl.constexpr, PDL: gl.c
                 mbarrier.expect(bar, BYTES)
                 column = step * (STEP_K // 2)
                 tma.async_copy_global_to_shared(codes, [output, column], bar, w_tiles.index(stage))
+                if GROUP > 0:
+                    prefetch_group(weight, step, output, sizes)
             for half in gl.static_range(2):
                 tma.async_copy_global_to_shared(
                     x, [token, step * STEP_K + half * HALF_K], bar,
@@ -154,11 +166,11 @@ def _sums(
     rows = (gl.minimum(row_M, num_out - 1), gl.minimum(code_row_M, num_out - 1))
     acc = gl.zeros([M, N], gl.float32, layout=sums)
     scale_M = gl.full([M], 1.0, gl.float32, layout=gl.SliceLayout(1, sums))
-    # of the next piece, and of the one behind
-    soon_M, zero_M = group_of(weight, first, rows, sizes)
-    later_M, later_zero_M = soon_M, zero_M
-    if FINE:
-        later_M, later_zero_M = group_of(weight, first, rows, sizes, PIECE)
+    # of the next piece, and of those behind
+    soon, soon_zero = group_of(weight, first, rows, sizes)
+    soon_M, zero_M = divisor(soon, scales, GROUP), value_of(soon_zero, zeros)
+    later, later_zero = group_of(weight, first, rows, sizes, PIECE if FINE else STEP_K)
+    ratio_M = scale_M / soon_M
     mbarrier.wait(ready.index(count % STAGES), count // STAGES & 1)
     w = w_halves.index(count % STAGES * 2 + HALF)
     numbers = decoded(w.slice(0, PIECE // 2, dim=1).load(operand), zero_M, dtype, operand)
@@ -166,19 +178,22 @@ def _sums(
         stage = count % STAGES
         count += 1
         w = w_halves.index(stage * 2 + HALF)
+        behind, behind_zero = later, later_zero
+        if GROUP > 0 and not FINE:
+            behind, behind_zero = group_of(weight, step + 2, rows, sizes)
         for piece in gl.static_range(PIECES):
             if FINE or (GROUP > 0 and piece == 0):
-                acc = acc * (scale_M / soon_M)[:, None]
+                acc = acc * ratio_M[:, None]
                 scale_M = soon_M
             x = x_buffers.index(stage * 2 + piece * PIECE // HALF_K)
             x = x.slice(piece * PIECE % HALF_K, PIECE, dim=1)
             acc = warpgroup_mma(numbers, x.permute([1, 0]), acc, is_async=True)
             if FINE or (GROUP > 0 and piece > 0):
-                soon_M, zero_M = later_M, later_zero_M
+                soon_M, zero_M = divisor(later, scales, GROUP), value_of(later_zero, zeros)
+                ratio_M = scale_M / soon_M
+                later, later_zero = behind, behind_zero
             if FINE:
-                later_M, later_zero_M = group_of(weight, step, rows, sizes, (piece + 2) * PIECE)
-            elif GROUP > 0 and piece == 0:
-                later_M, later_zero_M = group_of(weight, step + 1, rows, sizes)
+                later, later_zero = group_of(weight, step, rows, sizes, (piece + 2) * PIECE)
             if piece == PIECES - 1:
                 goes_on = step + 1 < last  # else what is decoded is not used
                 mbarrier.wait(ready.index(count % STAGES), count // STAGES & 1, pred=goes_on)
@@ -189,7 +204,7 @@ def _sums(
             numbers = following
         mbarrier.arrive(free.index(stage), count=1)
     if GROUP == 0:
-        scale_M = of_rows(scales, 0, rows[0], num_out)
+        scale_M = value_of(of_rows(scales, 0, rows[0], num_out), scales)
     return acc * (UNIT * scale_M)[:, None], count
 
 
@@ -267,7 +282,7 @@ def _hopper_int4_kernel(
         [
             (_multiply, (0, out, buffers, barriers, weight, bias_O, meeting, schedule, sizes)),
             (_multiply, (1, out, buffers, barriers, weight, bias_O, meeting, schedule, sizes)),
-            (_fetch, (codes, x, buffers, barriers, schedule, sizes, PDL)),
+            (_fetch, (codes, x, buffers, barriers, weight, schedule, sizes, PDL)),
         ],
         [4, 1],
         [MULTIPLYING, FETCHING],

@@ -81,26 +81,71 @@ def decoded(codes_MB, zero_M, DTYPE: gl.constexpr, operand: gl.constexpr):
 
 @gluon.jit
 def of_rows(pointer, group, row_M, num_out):
-    """A group's scales or zeros [G, O]."""
-    return gl.load(pointer + group * num_out + row_M).to(gl.float32)
+    """A group's scales or zeros [G, O] as 32 bits each, which `value_of` waits for: the
+    assembler packs those of 16 where the turn of a loop that loads them ends."""
+    WIDE: gl.constexpr = pointer.dtype.element_ty.primitive_bitwidth == 32
+    LOAD: gl.constexpr = "ld.global.nc.b32 $0, [$1];" if WIDE else "ld.global.nc.u16 $0, [$1];"
+    addresses = (pointer + group * num_out + row_M).to(gl.int64, bitcast=True)
+    return gl.inline_asm_elementwise(
+        LOAD, "=r,l", [addresses], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def value_of(bits, pointer):
+    """What `of_rows` has loaded."""
+    dtype: gl.constexpr = pointer.dtype.element_ty
+    if dtype.primitive_bitwidth == 16:
+        bits = bits.to(gl.int16)
+    return bits.to(dtype, bitcast=True).to(gl.float32)
 
 
 @gluon.jit
 def group_of(weight, step, rows, sizes: gl.constexpr, OFFSET: gl.constexpr = 0):
-    """Scales and zeros of the group of a step's inputs from OFFSET on, or of the last group. No
-    scale is so small that nothing can be divided by it."""
+    """The bits of scales and zeros of the group of a step's inputs from OFFSET on, or of the last
+    group."""
     M, N, GROUP, STAGES, ZEROS = sizes
     scales, zeros, num_out, steps = weight
     row_M, code_row_M = rows
-    layout: gl.constexpr = row_M.type.layout
-    code_layout: gl.constexpr = code_row_M.type.layout
-    scale_M = gl.full([M], 1.0, gl.float32, layout=layout)
-    zero_M = gl.zeros([M], gl.float32, layout=code_layout)
+    scale_M = gl.zeros([M], gl.int32, layout=row_M.type.layout)
+    zero_M = gl.zeros([M], gl.int32, layout=code_row_M.type.layout)
     group = 0
     if GROUP > 0:
         group = gl.minimum((step * STEP_K + OFFSET) // GROUP, steps * STEP_K // GROUP - 1)
         scale_M = of_rows(scales, group, row_M, num_out)
-        scale_M = gl.where(gl.abs(scale_M) < SMALLEST_SCALE, SMALLEST_SCALE, scale_M)
     if ZEROS:
         zero_M = of_rows(zeros, group, code_row_M, num_out)
     return scale_M, zero_M
+
+
+@gluon.jit
+def divisor(bits, scales, GROUP: gl.constexpr):
+    """A scale, and none so small that nothing can be divided by it."""
+    scale_M = value_of(bits, scales)
+    if GROUP == 0:
+        scale_M = gl.full(scale_M.shape, 1.0, gl.float32, layout=scale_M.type.layout)
+    return gl.where(gl.abs(scale_M) < SMALLEST_SCALE, SMALLEST_SCALE, scale_M)
+
+
+@gluon.jit
+def prefetch_group(weight, step, output, sizes: gl.constexpr):
+    """Ask the L2 cache for scales and zeros of a step's group, one warp's way."""
+    M, N, GROUP, STAGES, ZEROS = sizes
+    scales, zeros, num_out, steps = weight
+    LINE: gl.constexpr = 64  # scales of a line
+    GROUPS: gl.constexpr = max(1, STEP_K // GROUP)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    lane = gl.arange(0, 32, layout=layout)
+    row = gl.minimum(output + lane % 4 * LINE, num_out - 1)
+    group = step * STEP_K // GROUP + lane // 4 % GROUPS
+    _prefetch(scales + group * num_out + row)
+    if ZEROS:
+        _prefetch(zeros + group * num_out + row)
+
+
+@gluon.jit
+def _prefetch(pointers):
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l",
+        [pointers.to(gl.int64, bitcast=True)], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
