@@ -91,8 +91,8 @@ def _segment(number, schedule):
 @gluon.jit
 def _fetch_first(codes, w_tiles, ready, weight, schedule, sizes: gl.constexpr):
     """Weights of the first steps, and of how many."""
-    M, N, GROUP, STAGES, ZEROS = sizes
-    BYTES: gl.constexpr = 2 * M * (STEP_K // 2) + N * STEP_K * 2
+    M, N, TAIL, GROUP, STAGES, ZEROS = sizes
+    BYTES: gl.constexpr = 2 * M * (STEP_K // 2) + (N + TAIL) * STEP_K * 2
     tile, first, last = _segment(0, schedule)
     num_steps = gl.minimum(last - first, STAGES)
     output = tile // schedule[3] * (2 * M)
@@ -107,13 +107,13 @@ def _fetch_first(codes, w_tiles, ready, weight, schedule, sizes: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(codes, x, buffers, barriers, weight, schedule, sizes: gl.constexpr, PDL: gl.constexpr):
+def _fetch(codes, xs, buffers, barriers, weight, schedule, sizes: gl.constexpr, PDL: gl.constexpr):
     """The warp that fetches: weights and rows of a step; the first weights before the launch that
     makes the rows has ended."""
-    w_tiles, x_buffers = buffers[1], buffers[2]
+    w_tiles, x_buffers, x_tails = buffers[1], buffers[2], buffers[3]
     ready, free = barriers
-    M, N, GROUP, STAGES, ZEROS = sizes
-    BYTES: gl.constexpr = 2 * M * (STEP_K // 2) + N * STEP_K * 2
+    M, N, TAIL, GROUP, STAGES, ZEROS = sizes
+    BYTES: gl.constexpr = 2 * M * (STEP_K // 2) + (N + TAIL) * STEP_K * 2
     token_tiles = schedule[3]
     early = _fetch_first(codes, w_tiles, ready, weight, schedule, sizes)
     if PDL:
@@ -121,7 +121,7 @@ def _fetch(codes, x, buffers, barriers, weight, schedule, sizes: gl.constexpr, P
     count = 0
     for number in range(_num_segments(schedule)):
         tile, first, last = _segment(number, schedule)
-        output, token = tile // token_tiles * (2 * M), tile % token_tiles * N
+        output, token = tile // token_tiles * (2 * M), tile % token_tiles * (N + TAIL)
         for step in range(first, last):
             stage = count % STAGES
             bar = ready.index(stage)
@@ -133,10 +133,13 @@ def _fetch(codes, x, buffers, barriers, weight, schedule, sizes: gl.constexpr, P
                 if GROUP > 0:
                     prefetch_group(weight, step, output, sizes)
             for half in gl.static_range(2):
-                tma.async_copy_global_to_shared(
-                    x, [token, step * STEP_K + half * HALF_K], bar,
-                    x_buffers.index(stage * 2 + half),
-                )  # fmt: skip
+                k = step * STEP_K + half * HALF_K
+                place = stage * 2 + half
+                tma.async_copy_global_to_shared(xs[0], [token, k], bar, x_buffers.index(place))
+                if TAIL > 0:
+                    tma.async_copy_global_to_shared(
+                        xs[1], [token + N, k], bar, x_tails.index(place)
+                    )
             count += 1
 
 
@@ -149,8 +152,8 @@ def _sums(
     The next inputs' codes are decoded while those before are multiplied. Nothing is multiplied
     from one turn of the loop into the next: the assembler would let products wait for one another.
     """
-    M, N, GROUP, STAGES, ZEROS = sizes
-    w_halves, x_buffers = buffers[0], buffers[2]
+    M, N, TAIL, GROUP, STAGES, ZEROS = sizes
+    w_halves, x_buffers, x_tails = buffers[0], buffers[2], buffers[3]
     ready, free = barriers
     dtype: gl.constexpr = x_buffers.dtype
     UNIT: gl.constexpr = 4.0 if dtype == gl.bfloat16 else 1.0
@@ -159,12 +162,16 @@ def _sums(
     PIECES: gl.constexpr = STEP_K // PIECE
     FINE: gl.constexpr = GROUP > 0 and GROUP < STEP_K
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    TAIL_N: gl.constexpr = max(TAIL, 16)
+    tail_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL_N, 16])
+    tail_operand: gl.constexpr = gl.DotOperandLayout(0, tail_sums, 2)
     operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     row_M = output + gl.arange(0, M, layout=gl.SliceLayout(1, sums))
     code_row_M = output + gl.arange(0, M, layout=gl.SliceLayout(1, operand))
     scales, zeros, num_out, _ = weight
     rows = (gl.minimum(row_M, num_out - 1), gl.minimum(code_row_M, num_out - 1))
     acc = gl.zeros([M, N], gl.float32, layout=sums)
+    acc_tail = gl.zeros([M, TAIL_N], gl.float32, layout=tail_sums)
     scale_M = gl.full([M], 1.0, gl.float32, layout=gl.SliceLayout(1, sums))
     # of the next piece, and of those behind
     soon, soon_zero = group_of(weight, first, rows, sizes)
@@ -184,10 +191,16 @@ def _sums(
         for piece in gl.static_range(PIECES):
             if FINE or (GROUP > 0 and piece == 0):
                 acc = acc * ratio_M[:, None]
+                if TAIL > 0:
+                    acc_tail = acc_tail * _moved(ratio_M, tail_sums)[:, None]
                 scale_M = soon_M
-            x = x_buffers.index(stage * 2 + piece * PIECE // HALF_K)
-            x = x.slice(piece * PIECE % HALF_K, PIECE, dim=1)
+            place = stage * 2 + piece * PIECE // HALF_K
+            x = x_buffers.index(place).slice(piece * PIECE % HALF_K, PIECE, dim=1)
             acc = warpgroup_mma(numbers, x.permute([1, 0]), acc, is_async=True)
+            if TAIL > 0:
+                x = x_tails.index(place).slice(piece * PIECE % HALF_K, PIECE, dim=1)
+                same = gl.convert_layout(numbers, tail_operand, assert_trivial=True)
+                acc_tail = warpgroup_mma(same, x.permute([1, 0]), acc_tail, is_async=True)
             if FINE or (GROUP > 0 and piece > 0):
                 soon_M, zero_M = divisor(later, scales, GROUP), value_of(later_zero, zeros)
                 ratio_M = scale_M / soon_M
@@ -200,33 +213,44 @@ def _sums(
                 w = w_halves.index(count % STAGES * 2 + HALF)
             codes = w.slice((piece + 1) % PIECES * (PIECE // 2), PIECE // 2, dim=1)
             following = decoded(codes.load(operand), zero_M, dtype, operand)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            if TAIL > 0:
+                acc, acc_tail = warpgroup_mma_wait(0, deps=[acc, acc_tail])
+            else:
+                acc = warpgroup_mma_wait(0, deps=[acc])
             numbers = following
         mbarrier.arrive(free.index(stage), count=1)
     if GROUP == 0:
         scale_M = value_of(of_rows(scales, 0, rows[0], num_out), scales)
-    return acc * (UNIT * scale_M)[:, None], count
+    unit_M = UNIT * scale_M
+    acc_tail = acc_tail * _moved(unit_M, tail_sums)[:, None]
+    return acc * unit_M[:, None], acc_tail, count
+
+
+@gluon.jit
+def _moved(x_M, layout: gl.constexpr):
+    """Numbers of rows of sums where those of other sums have theirs: nothing moves."""
+    return gl.convert_layout(x_M, gl.SliceLayout(1, layout), assert_trivial=True)
 
 
 @gluon.jit
 def _multiply(
-    HALF: gl.constexpr, out, buffers, barriers, weight, bias, meeting, schedule,
+    HALF: gl.constexpr, outs, buffers, barriers, weight, bias, meeting, schedule,
     sizes: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: the first or the second half of each tile's outputs."""
-    M, N, GROUP, STAGES, ZEROS = sizes
+    M, N, TAIL, GROUP, STAGES, ZEROS = sizes
     share, steps, token_tiles = schedule[0], schedule[2], schedule[3]
-    results = (out, buffers[3], bias, weight[2])
+    results = (outs, buffers[4], bias, weight[2])
     count = 0
     for number in range(_num_segments(schedule)):
         tile, first, last = _segment(number, schedule)
         output = tile // token_tiles * (2 * M) + HALF * M
-        token = tile % token_tiles * N
-        acc, count = _sums(HALF, buffers, barriers, weight, output, count, first, last, sizes)
+        token = tile % token_tiles * (N + TAIL)
+        acc, tail, count = _sums(HALF, buffers, barriers, weight, output, count, first, last, sizes)
         if last - first == steps:
-            store(HALF, results, acc, output, token)
+            store(HALF, TAIL, results, acc, tail, output, token)
         else:
-            meet(HALF, results, meeting, acc, output, token, tile, share, steps)
+            meet(HALF, TAIL, results, meeting, acc, tail, output, token, tile, share, steps)
     tma.store_wait(0)
 
 
@@ -234,11 +258,13 @@ def _multiply(
 def _hopper_int4_kernel(
     codes,
     x,
+    x_tail,
     out,
+    out_tail,
     scales_GO,
     zeros_GO,
     bias_O,  # or None
-    partials,  # [programs, 2, 2, M * N]: of a first and a second shared tile, of both warpgroups
+    partials,  # [programs, 2, 2, M * (N + TAIL)]: a first and a second tile, two warpgroups
     arrivals,  # [tiles, 2]
     num_out,
     share,
@@ -247,6 +273,7 @@ def _hopper_int4_kernel(
     token_tiles,
     M: gl.constexpr,
     N: gl.constexpr,
+    TAIL: gl.constexpr,  # further tokens
     GROUP: gl.constexpr,  # inputs; 0: all
     STAGES: gl.constexpr,
     ZEROS: gl.constexpr,
@@ -263,7 +290,12 @@ def _hopper_int4_kernel(
     w_halves = gl.allocate_shared_memory(gl.uint8, [2 * STAGES, M, STEP_K // 2], CODES_SHARED)
     w_tiles = w_halves._reinterpret(gl.uint8, [STAGES, 2 * M, STEP_K // 2], CODES_SHARED)
     x_buffers = gl.allocate_shared_memory(dtype, [2 * STAGES, N, HALF_K], SHARED)
+    x_tails = x_buffers
     staging = gl.allocate_shared_memory(dtype, [2, C, M], OUT_SHARED)
+    tail_staging = staging
+    if TAIL > 0:
+        x_tails = gl.allocate_shared_memory(dtype, [2 * STAGES, TAIL, HALF_K], SHARED)
+        tail_staging = staging._reinterpret(dtype, [2 * C // TAIL, TAIL, M], OUT_SHARED)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
     for stage in gl.static_range(STAGES):
@@ -272,17 +304,18 @@ def _hopper_int4_kernel(
     fence_async_shared()
     if PDL:
         gdc_launch_dependents()
-    buffers = (w_halves, w_tiles, x_buffers, staging)
+    buffers = (w_halves, w_tiles, x_buffers, x_tails, (staging, tail_staging))
     barriers = (ready, free)
     schedule = (share, total, steps, token_tiles)
-    sizes: gl.constexpr = (M, N, GROUP, STAGES, ZEROS)
+    sizes: gl.constexpr = (M, N, TAIL, GROUP, STAGES, ZEROS)
     weight = (scales_GO, zeros_GO, num_out, steps)
     meeting = (partials, arrivals)
+    outs = (out, out_tail)
     gl.warp_specialize(
         [
-            (_multiply, (0, out, buffers, barriers, weight, bias_O, meeting, schedule, sizes)),
-            (_multiply, (1, out, buffers, barriers, weight, bias_O, meeting, schedule, sizes)),
-            (_fetch, (codes, x, buffers, barriers, weight, schedule, sizes, PDL)),
+            (_multiply, (0, outs, buffers, barriers, weight, bias_O, meeting, schedule, sizes)),
+            (_multiply, (1, outs, buffers, barriers, weight, bias_O, meeting, schedule, sizes)),
+            (_fetch, (codes, (x, x_tail), buffers, barriers, weight, schedule, sizes, PDL)),
         ],
         [4, 1],
         [MULTIPLYING, FETCHING],
@@ -311,16 +344,19 @@ def hopper_int4(
     assert weight.zeros_OG is None or weight.zeros_OG.stride(0) == 1
     schedule = Int4Schedule.of(num_tokens, num_out, num_in, config, work.num_sms)
     tiles = schedule.total // schedule.steps
-    size = 2 * config.rows * config.tokens
+    size = 2 * config.rows * config.width
     assert 2 * tiles <= work.arrivals.numel()
     assert 2 * schedule.programs * size <= work.partial.numel()
+    chunk = min(config.tokens, CHUNK)
     out_layout = gl.NVMMASharedLayout(
         swizzle_byte_width=min(128, 2 * config.rows), element_bitwidth=16, rank=2
     )
     _hopper_int4_kernel[(schedule.programs,)](
         _boxes(weight.codes_OB, 2 * config.rows, STEP_IN // 2, CODES),
         _boxes(x_TI, config.tokens, 64, SWIZZLED),
-        _boxes(out_TO, min(config.tokens, CHUNK), config.rows, out_layout),
+        _boxes(x_TI, config.tail or config.tokens, 64, SWIZZLED),
+        _boxes(out_TO, chunk, config.rows, out_layout),
+        _boxes(out_TO, config.tail or chunk, config.rows, out_layout),
         weight.scales_OG,
         weight.scales_OG if weight.zeros_OG is None else weight.zeros_OG,
         bias_O,
@@ -333,6 +369,7 @@ def hopper_int4(
         schedule.token_tiles,
         M=config.rows,
         N=config.tokens,
+        TAIL=config.tail,
         GROUP=group,
         STAGES=config.num_stages,
         ZEROS=weight.zeros_OG is not None,

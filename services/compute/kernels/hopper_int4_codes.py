@@ -104,7 +104,7 @@ def value_of(bits, pointer):
 def group_of(weight, step, rows, sizes: gl.constexpr, OFFSET: gl.constexpr = 0):
     """The bits of scales and zeros of the group of a step's inputs from OFFSET on, or of the last
     group."""
-    M, N, GROUP, STAGES, ZEROS = sizes
+    M, N, TAIL, GROUP, STAGES, ZEROS = sizes
     scales, zeros, num_out, steps = weight
     row_M, code_row_M = rows
     scale_M = gl.zeros([M], gl.int32, layout=row_M.type.layout)
@@ -130,7 +130,7 @@ def divisor(bits, scales, GROUP: gl.constexpr):
 @gluon.jit
 def prefetch_group(weight, step, output, sizes: gl.constexpr):
     """Ask the L2 cache for scales and zeros of a step's group, one warp's way."""
-    M, N, GROUP, STAGES, ZEROS = sizes
+    M, N, TAIL, GROUP, STAGES, ZEROS = sizes
     scales, zeros, num_out, steps = weight
     LINE: gl.constexpr = 64  # scales of a line
     GROUPS: gl.constexpr = max(1, STEP_K // GROUP)

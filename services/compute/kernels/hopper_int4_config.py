@@ -32,8 +32,8 @@ MAX_SHARED_TOKENS = 128
 MIN_BUSY = 0.75
 """Of the multiprocessors, over all rounds of whole tiles; with fewer, all share all steps."""
 
-MAX_SUMS = 128 * 128
-"""Of a warpgroup: 128 registers of a thread."""
+MAX_SUMS = 64 * 320
+"""Of a warpgroup: 160 registers of a thread."""
 
 MAX_TILES = 1 << 14
 LARGEST_ZERO = 16
@@ -49,17 +49,23 @@ class Int4Config:
     """Programs that share a tile. 0: as many as there are multiprocessors share all steps."""
 
     stages: int = 0  # 0: as many as there is room for
+    tail: int = 0  # further tokens of a tile: 16, 32 or 64
+
+    @property
+    def width(self) -> int:
+        """Tokens of a tile."""
+        return self.tokens + self.tail
 
     @property
     def num_stages(self) -> int:
         staging = 2 * min(CHUNK, self.tokens) * self.rows * 2
-        step = 2 * self.rows * STEP_IN // 2 + self.tokens * STEP_IN * 2
+        step = 2 * self.rows * STEP_IN // 2 + self.width * STEP_IN * 2
         most = (SHARED_BYTES - RESERVED_BYTES - staging) // step
         return min(self.stages or MAX_STAGES, most)
 
     @property
     def is_valid(self) -> bool:
-        has_sums = self.rows * self.tokens <= MAX_SUMS
+        has_sums = self.rows * self.width <= MAX_SUMS
         return has_sums and self.tokens >= MIN_TOKENS and self.num_stages >= MIN_STAGES
 
 
@@ -77,7 +83,7 @@ class Int4Schedule:
     def of(
         cls, num_tokens: int, num_rows: int, num_in: int, config: Int4Config, num_sms: int
     ) -> Int4Schedule:
-        token_tiles = -(-num_tokens // config.tokens)
+        token_tiles = -(-num_tokens // config.width)
         tiles = token_tiles * -(-num_rows // (2 * config.rows))
         steps = num_in // STEP_IN
         if config.splits:

@@ -36,12 +36,15 @@ def _chunks(acc_MN):
 
 
 @gluon.jit
-def _store_chunk(HALF: gl.constexpr, NUMBER: gl.constexpr, results, acc_MC, output, token):
+def _store_chunk(HALF: gl.constexpr, OF_TAIL: gl.constexpr, results, acc_MC, output, token):
     """Round, turn and store the sums of a tile's chunk of tokens, by way of shared memory."""
-    out, staging, bias, num_out = results
+    outs, stagings, bias, num_out = results
     M: gl.constexpr = acc_MC.shape[0]
     C: gl.constexpr = acc_MC.shape[1]
-    buffer = staging.index(HALF)
+    if OF_TAIL:
+        out, buffer = outs[1], stagings[1].index(HALF * (stagings[0].shape[1] // C))
+    else:
+        out, buffer = outs[0], stagings[0].index(HALF)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
     acc_MC = gl.convert_layout(acc_MC, layout)
     if bias is not None:
@@ -50,15 +53,18 @@ def _store_chunk(HALF: gl.constexpr, NUMBER: gl.constexpr, results, acc_MC, outp
     tma.store_wait(0)
     buffer.store(acc_MC.to(buffer.dtype).permute(1, 0))
     fence_async_shared()
-    tma.async_copy_shared_to_global(out, [token + NUMBER * C, output], buffer)
+    tma.async_copy_shared_to_global(out, [token, output], buffer)
 
 
 @gluon.jit
-def store(HALF: gl.constexpr, results, acc, output, token):
+def store(HALF: gl.constexpr, TAIL: gl.constexpr, results, acc, tail, output, token):
     """A warpgroup's sums of a whole tile."""
     chunks = _chunks(acc)
+    C: gl.constexpr = min(acc.shape[1], PART)
     for number in gl.static_range(len(chunks)):
-        _store_chunk(HALF, number, results, chunks[number], output, token)
+        _store_chunk(HALF, False, results, chunks[number], output, token + number * C)
+    if TAIL > 0:
+        _store_chunk(HALF, True, results, tail, output, token + acc.shape[1])
 
 
 @gluon.jit
@@ -70,7 +76,7 @@ def _places(partial, M: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _leave(partial, acc):
+def _leave(partial, acc, TAIL: gl.constexpr, tail):
     """A warpgroup's sums of a part of a tile's inputs."""
     chunks = _chunks(acc)
     M: gl.constexpr = acc.shape[0]
@@ -79,6 +85,8 @@ def _leave(partial, acc):
     for number in gl.static_range(len(chunks)):
         at = _places(partial + number * (M * C), M, C)
         gl.store(at, gl.convert_layout(chunks[number], layout))
+    if TAIL > 0:
+        gl.store(_places(partial + M * acc.shape[1], M, TAIL), tail)
 
 
 @gluon.jit
@@ -98,18 +106,21 @@ def _added(
 
 
 @gluon.jit
-def meet(HALF: gl.constexpr, results, meeting, acc, output, token, tile, share, steps):
+def meet(
+    HALF: gl.constexpr, TAIL: gl.constexpr, results, meeting, acc, tail, output, token, tile,
+    share, steps,
+):  # fmt: skip
     """Leave a warpgroup's sums of a part of a tile; the last of those that share it adds up all."""
     partials, arrivals = meeting
     M: gl.constexpr = acc.shape[0]
     N: gl.constexpr = acc.shape[1]
     C: gl.constexpr = min(N, PART)
-    SIZE: gl.constexpr = M * N
+    SIZE: gl.constexpr = M * (N + TAIL)
     begin = tile * steps
     first, last = begin // share, (begin + steps - 1) // share
     second = (gl.program_id(0) * share < begin).to(gl.int32)
     own = 4 * gl.program_id(0) + 2 * second + HALF
-    _leave(partials + own.to(gl.int64) * SIZE, acc)
+    _leave(partials + own.to(gl.int64) * SIZE, acc, TAIL, tail)
     # All threads' sums are written before the one thread that says so releases them; the program
     # that finds itself last acquires everybody's.
     _barrier()
@@ -119,4 +130,8 @@ def meet(HALF: gl.constexpr, results, meeting, acc, output, token, tile, share, 
         for number in gl.static_range(N // C):
             at = partials + HALF * SIZE + number * (M * C)
             total = _added(at, first, last, begin, share, 2 * SIZE, M, C)
-            _store_chunk(HALF, number, results, total, output, token)
+            _store_chunk(HALF, False, results, total, output, token + number * C)
+        if TAIL > 0:
+            at = partials + HALF * SIZE + M * N
+            total = _added(at, first, last, begin, share, 2 * SIZE, M, TAIL)
+            _store_chunk(HALF, True, results, total, output, token + N)
