@@ -155,17 +155,19 @@ def tiled(
 
 
 def int4(group: int) -> Launch:
-    """The largest tile, with zeros and a bias."""
-    config, layout = Int4Config(128, 128), hopper_prefill.SWIZZLED
+    """A tile with a tail, zeros and a bias."""
+    config, layout = Int4Config(64, 64, tail=16), hopper_prefill.SWIZZLED
     boxes = {
-        "codes": box([256, 64], hopper_int4.CODES, "u8"),
-        "x": box([128, 64]),
-        "out": box([64, 128]),
+        "codes": box([128, 64], hopper_int4.CODES, "u8"),
+        "x": box([64, 64]),
+        "x_tail": box([16, 64]),
+        "out": box([64, 64]),
+        "out_tail": box([16, 64]),
     }
     constants: dict[str, Any] = {
-        "M": config.rows, "N": config.tokens, "GROUP": group, "STAGES": config.num_stages,
-        "ZEROS": True, "CODES_SHARED": hopper_int4.CODES, "OUT_SHARED": layout,
-        "MULTIPLYING": hopper_int4.MULTIPLYING_REGISTERS, "PDL": True,
+        "M": config.rows, "N": config.tokens, "TAIL": config.tail, "GROUP": group,
+        "STAGES": config.num_stages, "ZEROS": True, "CODES_SHARED": hopper_int4.CODES,
+        "OUT_SHARED": layout, "MULTIPLYING": hopper_int4.MULTIPLYING_REGISTERS, "PDL": True,
     }  # fmt: skip
     return Launch(hopper_int4._hopper_int4_kernel, boxes, constants)
 

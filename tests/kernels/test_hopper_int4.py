@@ -18,6 +18,7 @@ from services.compute.kernels.hopper_int4_config import (
     MAX_SUMS,
     MAX_TILES,
     SHARED_BYTES,
+    WIDTHS,
     Int4Config,
     Int4Schedule,
     Int4Work,
@@ -59,14 +60,15 @@ def parts_of(schedule: Int4Schedule) -> list[tuple[int, int, int, int]]:
 
 @given(
     st.integers(2, 600), st.integers(1, 4000), st.integers(1, 120),
-    st.sampled_from([64, 128]), st.sampled_from([16, 64, 128]), st.sampled_from([0, 1, 2, 4]),
+    st.sampled_from([64, 128]), st.sampled_from(sorted(WIDTHS)), st.sampled_from([0, 1, 2, 4]),
 )  # fmt: skip
 def test_every_step_of_every_tile_is_one_programs(
-    num_tokens: int, eighths: int, steps: int, rows: int, tokens: int, splits: int
+    num_tokens: int, eighths: int, steps: int, rows: int, width: int, splits: int
 ) -> None:
-    config = Int4Config(rows, tokens, splits)
+    tokens, tail = WIDTHS[width]
+    config = Int4Config(rows, tokens, splits, tail=tail)
     schedule = Int4Schedule.of(num_tokens, 8 * eighths, 128 * steps, config, NUM_SMS)
-    tiles = -(-num_tokens // tokens) * -(-8 * eighths // (2 * rows))
+    tiles = -(-num_tokens // width) * -(-8 * eighths // (2 * rows))
     parts = parts_of(schedule)
     taken = [(tile, step) for _, tile, first, last in parts for step in range(first, last)]
     assert taken == [(tile, step) for tile in range(tiles) for step in range(steps)]
@@ -82,8 +84,8 @@ def test_what_may_be_chosen_has_room(num_tokens: int, eighths: int, steps: int) 
     options = int4_options(Packed("int4", codes, scales), num_tokens, torch.bfloat16, NUM_SMS)
     assert options.default == int4_config(num_tokens, 8 * eighths, NUM_SMS)
     for config in options.all:
-        ring = config.num_stages * (config.rows * 128 + config.tokens * 256)
-        assert config.rows * config.tokens <= MAX_SUMS and config.num_stages >= 2
+        ring = config.num_stages * (config.rows * 128 + config.width * 256)
+        assert config.rows * config.width <= MAX_SUMS and config.num_stages >= 2
         assert ring + 4 * min(64, config.tokens) * config.rows < SHARED_BYTES
         schedule = Int4Schedule.of(num_tokens, 8 * eighths, 128 * steps, config, NUM_SMS)
         assert 2 * schedule.total // schedule.steps <= MAX_TILES
@@ -132,11 +134,13 @@ def product(x: Tensor, weight: Packed, bias: Tensor | None, config: Int4Config) 
 @pytest.mark.parametrize("form", [(128, True), (128, False), (64, True), (32, True), (0, True)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_matches_float64(rows: int, form: tuple[int, bool], dtype: torch.dtype) -> None:
-    for num_tokens, tokens in ((2, 16), (33, 32), (64, 64), (100, 128), (200, 128)):
+    for num_tokens, width in ((2, 16), (33, 32), (64, 64), (100, 128), (200, 144), (284, 288)):
+        tokens, tail = WIDTHS[width]
+        rows = 64 if width > 128 else rows
         x, weight = draw(num_tokens, form, (1000, 4096), dtype)
         bias = x[0, :1000].contiguous()
         for splits in (0, 1):
-            out = product(x, weight, bias, Int4Config(rows, tokens, splits))
+            out = product(x, weight, bias, Int4Config(rows, tokens, splits, tail=tail))
             assert_rounded_once(out, x, weight.dense(torch.float64), bias)
 
 

@@ -107,8 +107,10 @@ def group_of(weight, step, rows, sizes: gl.constexpr, OFFSET: gl.constexpr = 0):
     M, N, TAIL, GROUP, STAGES, ZEROS = sizes
     scales, zeros, num_out, steps = weight
     row_M, code_row_M = rows
-    scale_M = gl.zeros([M], gl.int32, layout=row_M.type.layout)
-    zero_M = gl.zeros([M], gl.int32, layout=code_row_M.type.layout)
+    layout: gl.constexpr = row_M.type.layout
+    code_layout: gl.constexpr = code_row_M.type.layout
+    scale_M = gl.zeros([M], gl.int32, layout=layout)
+    zero_M = gl.zeros([M], gl.int32, layout=code_layout)
     group = 0
     if GROUP > 0:
         group = gl.minimum((step * STEP_K + OFFSET) // GROUP, steps * STEP_K // GROUP - 1)
@@ -123,7 +125,8 @@ def divisor(bits, scales, GROUP: gl.constexpr):
     """A scale, and none so small that nothing can be divided by it."""
     scale_M = value_of(bits, scales)
     if GROUP == 0:
-        scale_M = gl.full(scale_M.shape, 1.0, gl.float32, layout=scale_M.type.layout)
+        layout: gl.constexpr = scale_M.type.layout
+        scale_M = gl.full(scale_M.shape, 1.0, gl.float32, layout=layout)
     return gl.where(gl.abs(scale_M) < SMALLEST_SCALE, SMALLEST_SCALE, scale_M)
 
 

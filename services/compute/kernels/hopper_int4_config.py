@@ -23,11 +23,19 @@ RESERVED_BYTES = 512
 
 MAX_STAGES = 10
 MIN_STAGES = 2
-MIN_TOKENS, MAX_TOKENS = 16, 256
-"""Of a tile: of more rows there are several tiles."""
+WIDTHS = {
+    **{tokens: (tokens, 0) for tokens in (16, 32, 64, 128, 256)},
+    **{tokens + tail: (tokens, tail) for tokens, tail in ((64, 16), (64, 32), (128, 16))},
+    **{tokens + tail: (tokens, tail) for tokens in (128, 256) for tail in (32, 64)},
+}
+"""Tokens of a tile, as a power of two and a tail."""
 
-MAX_SHARED_TOKENS = 128
+MAX_WIDTH = 320
+MAX_SHARED_WIDTH = 160
 """Of a tile whose inputs several programs share: more have too many partial sums."""
+
+MAX_MEASURED_ROWS = 128
+"""Of more rows, tiles follow their number."""
 
 MIN_BUSY = 0.75
 """Of the multiprocessors, over all rounds of whole tiles; with fewer, all share all steps."""
@@ -66,7 +74,7 @@ class Int4Config:
     @property
     def is_valid(self) -> bool:
         has_sums = self.rows * self.width <= MAX_SUMS
-        return has_sums and self.tokens >= MIN_TOKENS and self.num_stages >= MIN_STAGES
+        return has_sums and self.width in WIDTHS and self.num_stages >= MIN_STAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +143,20 @@ def whole_zeros(weight: Packed) -> bool:
 def int4_config(num_tokens: int, num_out: int, num_sms: int) -> Int4Config:
     """The largest tiles, which read rows least often, where whole ones keep most multiprocessors
     busy; else small ones, of which fewer programs share each."""
-    fitting = min(MAX_TOKENS, max(MIN_TOKENS, 1 << (num_tokens - 1).bit_length()))
-    if fitting == MAX_TOKENS and -(-num_tokens // MAX_SHARED_TOKENS) % 2:
-        fitting = MAX_SHARED_TOKENS
-    whole = Int4Config(min(128, MAX_SUMS // fitting), fitting, splits=1)
-    tiles = -(-num_tokens // fitting) * -(-num_out // (2 * whole.rows))
+    tokens, tail = _fitting(num_tokens, MAX_WIDTH)
+    rows = 128 if tokens + tail <= 128 else 64
+    whole = Int4Config(rows, tokens, splits=1, tail=tail)
+    tiles = -(-num_tokens // whole.width) * -(-num_out // (2 * rows))
     if tiles >= MIN_BUSY * num_sms * -(-tiles // num_sms):
         return whole
-    return Int4Config(64, min(fitting, MAX_SHARED_TOKENS))
+    tokens, tail = _fitting(num_tokens, MAX_SHARED_WIDTH)
+    return Int4Config(64, tokens, tail=tail)
+
+
+def _fitting(num_tokens: int, most: int) -> tuple[int, int]:
+    """Of as few tiles as there may be, all alike: tokens and tail."""
+    needed = -(-num_tokens // -(-num_tokens // most))
+    return WIDTHS[min(width for width in WIDTHS if width >= needed)]
 
 
 def int4_options(
@@ -162,7 +176,7 @@ def _neighbours(config: Int4Config) -> list[Int4Config]:
     """One difference at a time."""
     found = [
         replace(config, rows=192 - config.rows),
-        replace(config, tokens=config.tokens // 2),
+        replace(config, tokens=config.tokens // 2, tail=0),
         *(replace(config, splits=splits) for splits in (1, 2, 4)),
     ]
     return [each for each in found if each.is_valid]

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.hopper_int4 import hopper_int4
-from services.compute.kernels.hopper_int4_config import Int4Work, int4_options, suits
+from services.compute.kernels.hopper_int4_config import (
+    MAX_MEASURED_ROWS,
+    Int4Work,
+    int4_config,
+    int4_options,
+    suits,
+)
 from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
 from services.compute.kernels.matvec import (
     NormedInput,
@@ -218,10 +224,12 @@ class QuantizedProduct:
         weight, num_tokens = linear.weight, len(x_TI)
         work, pdl = self._work.int4, self._pdl
         if work is not None and self._takes_int4(num_tokens, linear):
-            self._choices.launch(
-                int4_options(weight, num_tokens, x_TI.dtype, work.num_sms),
-                partial(hopper_int4, x_TI, weight, linear.bias_O, out_TO, work, pdl=pdl),
-            )
+            launch = partial(hopper_int4, x_TI, weight, linear.bias_O, out_TO, work, pdl=pdl)
+            if num_tokens <= MAX_MEASURED_ROWS:
+                options = int4_options(weight, num_tokens, x_TI.dtype, work.num_sms)
+                self._choices.launch(options, launch)
+            else:
+                launch(int4_config(num_tokens, weight.shape[0], work.num_sms))
             return
         if linear.dense_OI is not None and num_tokens > 1:
             self._plain(x_TI, Linear(linear.dense_OI, linear.bias_O), out_TO)

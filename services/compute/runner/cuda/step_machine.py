@@ -18,6 +18,7 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.distributed.ranks import NO_GROUPS, RankGroups
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
+from services.compute.kernels.hopper_int4_config import WIDTHS
 from services.compute.kernels.hopper_matmul_config import TILE_TOKENS
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.slot_words import NUM_WORDS
@@ -157,7 +158,7 @@ class StepMachine:
         for name, launch in self._launches(cache):
             if name[0] in PASSES and isinstance(size := name[-1], int):
                 is_cut_apart = size.bit_count() == 1 and size <= MAX_ROWS
-                if not is_cut_apart and size not in TILE_TOKENS:
+                if not is_cut_apart and size not in TILE_TOKENS and size not in WIDTHS:
                     name = _form(name)
             found.setdefault(name, launch)
         return list(found.values())
