@@ -125,10 +125,11 @@ def _int4(weight_OI: Tensor) -> Packed:
 
 
 def _range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and zero that make -8 the low end and 7 the high one, as bfloat16 has them."""
+    """Scale and zero that make -8 the low end and 7 the high one, as bfloat16 has them; the zero is
+    a whole number, as in checkpoints, so that 16 bits have codes less zeros, too."""
     scale = ((high - low) / 15).bfloat16().float()
     scale.masked_fill_(scale == 0, 1.0)
-    return scale, (-8 - low / scale).bfloat16().float()
+    return scale, (-8 - low / scale).round_()
 
 
 def _values(groups_ON: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
