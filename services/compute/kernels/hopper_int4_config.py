@@ -37,7 +37,7 @@ MAX_SHARED_WIDTH = 160
 MAX_MEASURED_ROWS = 128
 """Of more rows, tiles follow their number."""
 
-MIN_BUSY = 0.75
+MIN_BUSY = 0.72
 """Of the multiprocessors, over all rounds of whole tiles; with fewer, all share all steps."""
 
 MAX_SUMS = 64 * 320
@@ -142,15 +142,17 @@ def whole_zeros(weight: Packed) -> bool:
 
 def int4_config(num_tokens: int, num_out: int, num_sms: int) -> Int4Config:
     """The largest tiles, which read rows least often, where whole ones keep most multiprocessors
-    busy; else small ones, of which fewer programs share each."""
+    busy; else small ones, whole or shared."""
     tokens, tail = _fitting(num_tokens, MAX_WIDTH)
     rows = 128 if tokens + tail <= 128 else 64
-    whole = Int4Config(rows, tokens, splits=1, tail=tail)
-    tiles = -(-num_tokens // whole.width) * -(-num_out // (2 * rows))
-    if tiles >= MIN_BUSY * num_sms * -(-tiles // num_sms):
-        return whole
+    large = Int4Config(rows, tokens, splits=1, tail=tail)
     tokens, tail = _fitting(num_tokens, MAX_SHARED_WIDTH)
-    return Int4Config(64, tokens, tail=tail)
+    small = Int4Config(64, tokens, splits=1, tail=tail)
+    for whole in (large, small):
+        tiles = -(-num_tokens // whole.width) * -(-num_out // (2 * whole.rows))
+        if tiles >= MIN_BUSY * num_sms * -(-tiles // num_sms):
+            return whole
+    return replace(small, splits=0)
 
 
 def _fitting(num_tokens: int, most: int) -> tuple[int, int]:

@@ -56,14 +56,11 @@ MAX_ROWS_BESIDE_DENSE = 64
 """More of them are multiplied with the weight as it is, where it is kept; and so are two rows and
 more for which there is no such product."""
 
-MIN_INT4_ROWS = 33
-"""Of rows as they are that Hopper multiplies with codes of 4 bits it decodes: fewer are as fast in
-two planes."""
-
 MAX_INT4_ROWS = 512
-"""More of them are faster with the weight unpacked."""
+"""Of rows as they are that Hopper multiplies with codes of 4 bits it decodes: more of them are
+faster with the weight unpacked."""
 
-MAX_INT4_ROWS_BESIDE_DENSE = 128
+MAX_INT4_ROWS_BESIDE_DENSE = 160
 """More of them are faster by the library with the weight as it is."""
 
 MIN_LIBRARY_ROWS = 129
@@ -76,7 +73,6 @@ ROW_LIMITS = (
     max(MAX_PLANES_ROWS, MAX_INT4_ROWS),
     MAX_INT4_ROWS_BESIDE_DENSE,
     MAX_ROWS_BESIDE_DENSE,
-    MIN_INT4_ROWS - 1,
     1,
 )
 """Up to so many rows products want their rows in another form than above."""
@@ -194,7 +190,7 @@ class QuantizedProduct:
     def _takes_int4(self, num_tokens: int, linear: QuantizedLinear) -> bool:
         most = MAX_INT4_ROWS if linear.dense_OI is None else MAX_INT4_ROWS_BESIDE_DENSE
         fits = linear.has_whole_zeros and suits(linear.weight)
-        return self._work.int4 is not None and MIN_INT4_ROWS <= num_tokens <= most and fits
+        return self._work.int4 is not None and 1 < num_tokens <= most and fits
 
     def __call__(
         self, x_TI: Tensor | QuantizedRows, linear: QuantizedLinear, out_TO: Tensor
