@@ -28,6 +28,12 @@ from services.compute.kernels.hopper_int4_config import (
     whole_zeros,
 )
 from services.compute.kernels.hopper_prefill import HOPPER
+from services.compute.kernels.skinny_matmul_config import SkinnyWork
+from services.compute.layers import quantized_product
+from services.compute.layers.products import ProductByRows
+from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers
+from services.compute.layers.weighted_layers import KernelLinears, QuantizedLinear
+from services.compute.quantization.at_load import quantized
 from services.compute.quantization.packed import Packed
 from tests.kernels.packed_weights import assert_rounded_once, random_packed
 
@@ -108,6 +114,30 @@ def test_zeros_are_whole_numbers_or_not() -> None:
     assert whole_zeros(replace(weight, zeros_OG=None))
     assert not whole_zeros(replace(weight, zeros_OG=weight.zeros_OG + 0.25))
     assert not whole_zeros(replace(weight, zeros_OG=weight.zeros_OG + 32))
+
+
+@pytest.mark.parametrize(
+    ("keeps_dense", "expected"),
+    [(False, [2, 64, 65, 284, 512]), (True, [2, 64, 65])],
+)
+def test_weights_rounded_at_load_are_multiplied_by_it_as_those_of_checkpoints(
+    keeps_dense: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    monkeypatch.setattr(quantized_product, "hopper_int4", lambda x, *_, **__: taken.append(len(x)))
+    generator = torch.Generator().manual_seed(0)
+    weight = quantized(torch.randn(64, 512, generator=generator), "int4")
+    linear = KernelLinears(torch.bfloat16, keeps_dense)(weight, None)
+    assert isinstance(linear, QuantizedLinear)
+    int4 = Int4Work(torch.empty(0), torch.empty(0), NUM_SMS)
+    work = PackedWork(SkinnyWork.make(64, CPU), torch.empty(64 * 512), int4)
+    product = QuantizedProduct(ProductByRows(None), work, RowOfNumbers(pdl=False), pdl=False)
+    for num_tokens in expected:
+        assert product.row_form(num_tokens, linear) is None
+        out = torch.empty(num_tokens, 64)
+        product(torch.empty(num_tokens, 512, dtype=torch.bfloat16), linear, out)
+    assert taken == expected
+    assert product.row_form(1, linear) is not None
 
 
 def draw(
