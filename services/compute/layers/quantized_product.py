@@ -42,7 +42,7 @@ from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.unpack import unpack
 from services.compute.layers.parts import Activation
 from services.compute.layers.products import FusedProduct, Product
-from services.compute.layers.weighted_layers import Linear, QuantizedLinear
+from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
 from services.compute.quantization.packed import Packed
 
 MAX_PACKED_ROWS = 128
@@ -189,8 +189,7 @@ class QuantizedProduct:
 
     def _takes_int4(self, num_tokens: int, linear: QuantizedLinear) -> bool:
         most = MAX_INT4_ROWS if linear.dense_OI is None else MAX_INT4_ROWS_BESIDE_DENSE
-        fits = linear.has_whole_zeros and suits(linear.weight)
-        return self._work.int4 is not None and 1 < num_tokens <= most and fits
+        return self._work.int4 is not None and 1 < num_tokens <= most and takes_int4(linear)
 
     def __call__(
         self, x_TI: Tensor | QuantizedRows, linear: QuantizedLinear, out_TO: Tensor
@@ -254,6 +253,13 @@ class QuantizedProduct:
         # ordered here, so that launches that are noted keep no copies of their rows
         weight, x_TI = linear.weight, _ordered(x_TI, linear.weight)
         packed_matmul(x_TI, weight, linear.bias_O, out_TO, self._work.skinny, config, pdl=self._pdl)
+
+
+def takes_int4(linear: AnyLinear) -> bool:
+    """Whether Hopper's kernel for 4 bits has a product with this map."""
+    if not isinstance(linear, QuantizedLinear):
+        return False
+    return linear.has_whole_zeros and suits(linear.weight)
 
 
 def _ordered(x_TI: Tensor, weight: Packed) -> Tensor:

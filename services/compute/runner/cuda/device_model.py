@@ -47,7 +47,12 @@ from services.compute.layers.products import (
     Products,
     SummedProduct,
 )
-from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers
+from services.compute.layers.quantized_product import (
+    PackedWork,
+    QuantizedProduct,
+    RowOfNumbers,
+    takes_int4,
+)
 from services.compute.layers.weighted_layers import (
     AnyLinear,
     Linear,
@@ -202,7 +207,8 @@ def _products(
         row_pdl = pdl and 2 * num_inner <= SMALL_WEIGHT_BYTES
         plain = ProductByRows(work if suits else None, pdl, row_pdl, choices, hopper)
         row = RowOfNumbers(pdl=pdl and num_inner <= SMALL_WEIGHT_BYTES)
-    has_int4 = capability == HOPPER and decoder.dtype.itemsize == 2 and not batch_invariant
+    can_int4 = capability == HOPPER and decoder.dtype.itemsize == 2 and not batch_invariant
+    has_int4 = can_int4 and any(takes_int4(linear) for linear in decoder.linears)
     int4 = Int4Work.make(decoder.device) if has_int4 else None
     packed = PackedWork(work, _unpacking_room(decoder), int4)
     quantized = QuantizedProduct(plain, packed, row, pdl=pdl, choices=choices)
