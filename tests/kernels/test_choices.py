@@ -36,7 +36,7 @@ from services.compute.layers.products import ProductByRows
 from services.compute.layers.weighted_layers import KernelLinears, Linear
 from services.compute.quantization.packed import Kind, Packed
 from services.compute.runner.cuda.choosing import Launch, Measuring
-from services.compute.runner.cuda.load import StartLog, choose, machine_sizes
+from services.compute.runner.cuda.load import StartLog, choose, machine_sizes, take_known
 from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import StepMachine
 from services.compute.runner.cuda.stream import GraphStream
@@ -302,6 +302,7 @@ def test_the_next_start_finds_what_one_has_measured(tmp_path: Path, kept: Path) 
     assert any(machine.choices.of(each) != each.default for each in options)
 
     again, cache = machine_of(tmp_path)
+    take_known(again, torch.device("cpu"))
     choose(again, cache, meter, StartLog(torch.device("cpu")))
     assert meter.num_compiled == sum(len(each.all) for each in options)  # no more
     assert not again.asked(cache)

@@ -43,7 +43,7 @@ from services.compute.layers.weighted_layers import (
 )
 from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter, chosen_by_first
-from services.compute.runner.cuda.compiling import Kernels
+from services.compute.runner.cuda.compiling import Kernels, say_late_kernels
 from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.device_model import MachineSizes
 from services.compute.runner.cuda.executor import CudaExecutor, ServedExperts
@@ -61,6 +61,9 @@ GRAPH_MARGIN_BYTES = 512 << 20
 """For what the rehearsal cannot see: fragmentation, and libraries that take memory later."""
 
 GIB = 1 << 30
+
+REHEARSED_PAGES = 2
+"""A page alone has no distance to the next one, which kernels are compiled for."""
 
 make_link: Callable[[int, torch.device, Ranks], ExpertLink] = SymmetricLink
 """Through which experts are handed on; tests have one of threads."""
@@ -144,6 +147,10 @@ def _load(
     uses = Uses(loader.pooling, make_drafter)
     groups = RankGroups(loader.ranks, loader.context)
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, uses, groups)
+    if device.type == "cuda":
+        say_late_kernels()
+        if not settings.batch_invariant:
+            take_known(machine, device)
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
     if machine.drafter is not None:
@@ -248,12 +255,12 @@ def _check_experts(loader: ModelLoader, decoder: Decoder[AnyLinear]) -> None:
 
 
 def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits:
-    """Rehearse the largest launches on a page, and give the pages what memory is left."""
+    """Rehearse the largest launches on a few pages, and give the pages what memory is left."""
     settings, device = loader.settings, loader.device
     free_before = _free_bytes(device)
-    rehearsal = loader.cache(num_pages=1)
+    rehearsal = loader.cache(REHEARSED_PAGES)
     if machine.drafter is not None:
-        machine.drafter.attach(num_pages=1, num_host_pages=0)
+        machine.drafter.attach(REHEARSED_PAGES, num_host_pages=0)
     if device.type == "cuda":
         _compile(machine, rehearsal)
     machine.record_largest(rehearsal)
@@ -284,15 +291,20 @@ def _compile(machine: StepMachine, cache: PagedCache) -> None:
     kernels.load(done=Progress("compiling kernels", len(kernels), items="kernels").advance)
 
 
+def take_known(machine: StepMachine, device: torch.device) -> None:
+    """Choose what products are launched with: as shipped for this device, or as measured here at a
+    start before. First of all, so that kernels are compiled with it."""
+    name = torch.cuda.get_device_name(device)
+    own, shipped = file_in(cache_folder("choices"), name), file_in(SHIPPED, name)
+    machine.choices.add(read_own(own, name) | read(shipped, name))
+
+
 def choose(
     machine: StepMachine, cache: PagedCache, meter: Meter, log: StartLog, context: Ranks = ALONE
 ) -> None:
-    """Choose what products are launched with: as shipped for this device, or as measured here, now
-    or at a start before. All ranks that have the same model choose what rank 0 has."""
+    """Measure what is not known. All ranks that have the same model choose what rank 0 has."""
     device = torch.cuda.get_device_name(cache.device_pages.device)
     own = file_in(cache_folder("choices"), device)
-    known = read_own(own, device) | read(file_in(SHIPPED, device), device)
-    machine.choices.add(known)
     asked = machine.asked(cache)
     if not asked:
         return
