@@ -25,6 +25,7 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import KernelInterface
 
+from services.compute.models.alike_layers import NOTING
 from services.compute.runner.cuda.forked import fork_for
 
 MAX_WORKERS = 16
@@ -145,7 +146,9 @@ def _nothing_launched() -> Iterator[None]:
         return partial(kernel.run, grid=grid, warmup=True)
 
     KernelInterface.__getitem__ = compiled
+    noting = NOTING.set(True)
     try:
         yield
     finally:
+        NOTING.reset(noting)
         KernelInterface.__getitem__ = launched

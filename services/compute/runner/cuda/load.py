@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -286,7 +287,7 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
 def _compile(machine: StepMachine, cache: PagedCache) -> None:
     """Compile all kernels at once, or load them."""
     kernels = Kernels(cache.device_pages.device)
-    for launch in machine.launches(cache):
+    for launch in (*machine.launches(cache), partial(machine.asked, cache)):
         kernels.note(launch)
     kernels.load(done=Progress("compiling kernels", len(kernels), items="kernels").advance)
 

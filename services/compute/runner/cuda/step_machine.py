@@ -18,8 +18,6 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.distributed.ranks import NO_GROUPS, RankGroups
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
-from services.compute.kernels.hopper_int4_config import WIDTHS
-from services.compute.kernels.hopper_matmul_config import TILE_TOKENS
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
@@ -151,17 +149,8 @@ class StepMachine:
             self._stream.record(name, launch)
 
     def launches(self, cache: PagedCache) -> list[Callable[[], None]]:
-        """Launches that have all kernels between them, largest first: of passes those of a power of
-        two of rows or of one tile on Hopper, for which products are cut apart, and one of each form
-        for all others."""
-        found: dict[tuple[object, ...], Callable[[], None]] = {}
-        for name, launch in self._launches(cache):
-            if name[0] in PASSES and isinstance(size := name[-1], int):
-                is_cut_apart = size.bit_count() == 1 and size <= MAX_ROWS
-                if not is_cut_apart and size not in TILE_TOKENS and size not in WIDTHS:
-                    name = _form(name)
-            found.setdefault(name, launch)
-        return list(found.values())
+        """All of them, largest first."""
+        return [launch for _, launch in self._launches(cache)]
 
     def asked(self, cache: PagedCache) -> list[Asked[Any]]:
         """What products of several rows would be launched with that nothing is chosen for, fewest
