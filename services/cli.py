@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 
+from common.bytecode import keep_bytecode
 from common.errors import near
 from services.commands.command import Command
 
@@ -45,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         hint = near(name, list(COMMANDS))
         sys.stderr.write(f"slipstream: there is no {what} {name}{hint}\nSee `slipstream --help`.\n")
         return 2
+    if name == "serve":
+        keep_bytecode()
     command = command_of(name)
     return command.run(command.parser(name).parse(words[1:]), os.environ)
 

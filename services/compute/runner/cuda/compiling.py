@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 import triton
 from triton.runtime import driver
@@ -124,17 +123,6 @@ class Kernels(triton.AsyncCompileMode):  # type: ignore[misc]
                 load(missing[place])
             for kernel in list(left):
                 load(kernel)
-
-
-def say_late_kernels() -> None:
-    """From here on the log names each kernel that a launch compiles or loads, which delays it."""
-    log = structlog.get_logger()
-
-    def say(*, fn: Any, is_manual_warmup: bool, **_: object) -> None:
-        if not is_manual_warmup:
-            log.info("a kernel came with its launch", kernel=fn.name)
-
-    triton.knobs.runtime.jit_post_compile_hook = say
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from services.compute.layers.weighted_layers import (
 )
 from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter, chosen_by_first
-from services.compute.runner.cuda.compiling import Kernels, say_late_kernels
+from services.compute.runner.cuda.compiling import Kernels
 from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.device_model import MachineSizes
 from services.compute.runner.cuda.executor import CudaExecutor, ServedExperts
@@ -148,10 +148,8 @@ def _load(
     uses = Uses(loader.pooling, make_drafter)
     groups = RankGroups(loader.ranks, loader.context)
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, uses, groups)
-    if device.type == "cuda":
-        say_late_kernels()
-        if not settings.batch_invariant:
-            take_known(machine, device)
+    if device.type == "cuda" and not settings.batch_invariant:
+        take_known(machine, device)
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
     if machine.drafter is not None:
@@ -264,9 +262,10 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
         machine.drafter.attach(REHEARSED_PAGES, num_host_pages=0)
     if device.type == "cuda":
         _compile(machine, rehearsal)
+        log.say("kernels compiled")
     machine.record_largest(rehearsal)
     taken = free_before - _free_bytes(device)
-    log.say("kernels compiled")
+    log.say("largest steps rehearsed")
 
     def room_bytes() -> int:
         free, total = torch.cuda.mem_get_info(device)
