@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         hint = near(name, list(COMMANDS))
         sys.stderr.write(f"slipstream: there is no {what} {name}{hint}\nSee `slipstream --help`.\n")
         return 2
-    if name == "serve":
+    if name in ("serve", "stage"):
         keep_bytecode()
     command = command_of(name)
     return command.run(command.parser(name).parse(words[1:]), os.environ)

@@ -1,4 +1,4 @@
-"""Kernels are compiled by forks of this process, and loaded by itself."""
+"""Kernels are compiled by forks of this process, loaded by itself, and those that graphs launch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ import pytest
 import torch
 from triton.runtime.cache import get_cache_manager
 
+from services.compute.kernels.kv_format import LayerFormat
+from services.compute.kernels.span import FULL
+from services.compute.kernels.step_buffers import page_stride
+from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.runner.cuda import compiling, forked
 from services.compute.runner.cuda.compiling import Kernels
 from services.compute.runner.cuda.forked import fork_for
+from services.compute.runner.cuda.load import REHEARSED_PAGES
 
 
 def always() -> bool:
@@ -108,3 +113,13 @@ def test_when_the_time_is_over_only_what_is_on_disk_is_loaded(kernels: Kernels) 
     kernels.load(may_begin=lambda: False)
     assert store.ready["old"].pid == os.getpid() and store.ready["new"] is None
     assert old[0].is_begun and not new[0].is_begun
+
+
+def test_pages_of_the_rehearsal_are_as_far_apart_as_those_of_the_cache() -> None:
+    form = LayerFormat(2, 16, 8, torch.bfloat16, torch.bfloat16)
+    layout = CacheLayout.of([FULL] * 3, {FULL: form.num_bytes})
+    rehearsal, cache = (
+        PagedCache(layout, {FULL: form}, (num_pages, 0), torch.device("cpu")).layer_pages(1)
+        for num_pages in (REHEARSED_PAGES, 9)
+    )
+    assert page_stride(rehearsal.entries) == page_stride(cache.entries)
