@@ -12,7 +12,7 @@ from common.host import cache_folder
 LARGEST = "torch"  # of what is imported: a thousand modules
 
 
-def keep_bytecode(env: MutableMapping[str, str] = os.environ) -> None:
+def keep_bytecode(env: MutableMapping[str, str]) -> None:
     """Have this process and its children keep bytecode in our cache, if Python would keep none.
 
     Else every start compiles what it imports: that of torch took three times as long.

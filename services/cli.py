@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"slipstream: there is no {what} {name}{hint}\nSee `slipstream --help`.\n")
         return 2
     if name in ("serve", "stage"):
-        keep_bytecode()
+        keep_bytecode(os.environ)
     command = command_of(name)
     return command.run(command.parser(name).parse(words[1:]), os.environ)
 
