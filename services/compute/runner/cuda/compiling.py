@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import triton
 from triton.runtime import driver
-from triton.runtime.cache import get_cache_manager
+from triton.runtime.cache import get_cache_manager, triton_key
 from triton.runtime.jit import KernelInterface
 
 from services.compute.models.alike_layers import NOTING
@@ -32,6 +32,14 @@ MAX_WORKERS = 16
 LOADING = threading.Lock()
 """On what launches a kernel: Triton 3.6 imports all of them as one module's name, so that of two
 threads one may get the other's, which takes other arguments."""
+
+
+def begin_hashing(device: torch.device) -> threading.Thread:
+    """Hash Triton meanwhile, as the key of every kernel wants it: 0.4 s, mostly without Python's
+    lock."""
+    hashing = threading.Thread(target=triton_key if device.type == "cuda" else None)
+    hashing.start()
+    return hashing
 
 
 class Kernel:

@@ -44,7 +44,7 @@ from services.compute.layers.weighted_layers import (
 )
 from services.compute.models.decoder import Decoder
 from services.compute.runner.cuda.choosing import Measuring, Meter, chosen_by_first
-from services.compute.runner.cuda.compiling import Kernels
+from services.compute.runner.cuda.compiling import Kernels, begin_hashing
 from services.compute.runner.cuda.device_counters import DeviceCounters
 from services.compute.runner.cuda.device_model import MachineSizes
 from services.compute.runner.cuda.executor import CudaExecutor, ServedExperts
@@ -129,7 +129,7 @@ def _load(
     ranks: Ranks,
     stages: Stages,
 ) -> CudaExecutor:
-    log = StartLog(device)
+    log, hashing = StartLog(device), begin_hashing(device)
     loader = ModelLoader.read(path, settings, device, ranks, stages)
     sizes = machine_sizes(loader)
     make_linear = _linears_of(loader)
@@ -150,6 +150,7 @@ def _load(
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, uses, groups)
     if device.type == "cuda" and not settings.batch_invariant:
         take_known(machine, device)
+    hashing.join()
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
     if machine.drafter is not None:
@@ -286,8 +287,9 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
 def _compile(machine: StepMachine, cache: PagedCache) -> None:
     """Compile all kernels at once, or load them."""
     kernels = Kernels(cache.device_pages.device)
-    for launch in (*machine.launches(cache), partial(machine.asked, cache)):
+    for launch in machine.launches(cache):
         kernels.note(launch)
+    kernels.note(partial(machine.asked, cache))  # in which some launches are others
     kernels.load(done=Progress("compiling kernels", len(kernels), items="kernels").advance)
 
 
