@@ -6,6 +6,9 @@ one that it made itself. The model's are kept in pages, one of each position (`k
 slot that the head has not read with the model's states, which are those of the last step's rows
 that were right. What a head writes for its drafts never counts as read.
 
+Of several layers each has a pass with the same tokens, as many drafts more as its number, and the
+states of the layer before it, which are kept in pages as the model's are.
+
 Each token of a pass has a source: the place of a state in the pages; NO_STATE; or -2 - r, the
 head's own state of row r of the pass before.
 
@@ -36,11 +39,13 @@ class HeadRows(NamedTuple):
 
     source_T: Tensor  # int64
     row_D: Tensor  # int32, of each slot that is drafted for its last row in the pass before
+    first_D: Tensor  # int32, the first position of each that is read with these drafts
 
     @staticmethod
     def make(max_tokens: int, max_rows: int, device: torch.device) -> HeadRows:
         source_T = torch.full((max_tokens,), NO_STATE, dtype=torch.int64, device=device)
-        return HeadRows(source_T, torch.zeros(max_rows, dtype=torch.int32, device=device))
+        row_D = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        return HeadRows(source_T, row_D, row_D.clone())
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -105,7 +110,7 @@ def _take_states(
 def _plan_head_pass(
     inputs, resident, passes, rows, table_NL, ids_ptr, R: tl.constexpr, L: tl.constexpr,
     PAGES: tl.constexpr, P: tl.constexpr, V: tl.constexpr, K: tl.constexpr, READS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    LAYERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, BLOCK)
     number = tl.load(passes.state + 1)
@@ -114,7 +119,8 @@ def _plan_head_pass(
     length = tl.load(resident.length + slot, mask=real, other=0)
     wanted = tl.load(passes.num_drafts_D + lane, mask=real, other=0)
     row_before = tl.load(rows.row_D + lane, mask=real, other=0).to(tl.int64)
-    width = lane * 0 + 1
+    reads = READS and number < LAYERS
+    first = tl.load(rows.first_D + lane, mask=real, other=0)
     if number == 0:
         read = tl.load(passes.read_N + slot, mask=real, other=0)
         behind_reading = tl.load(passes.state + 2) > 0
@@ -122,20 +128,23 @@ def _plan_head_pass(
             wanted = tl.where((read < 0) | (behind_reading & (read < length)), 0, wanted)
             tl.store(passes.num_drafts_D + lane, wanted, mask=real)
             tl.store(passes.read_N + slot, length + 1, mask=wanted > 0)
-            width = length + 1 - tl.minimum(read, length)
+            first = tl.minimum(read, length)
+            tl.store(rows.first_D + lane, first, mask=real)
     active = wanted > number
-    width = width * active.to(tl.int32)
+    ahead = tl.where(active, number, 0)
+    # Who has drafts enough only reads: each layer has the same tokens.
+    width = tl.where(reads, (length + ahead + 1 - first) * (wanted > 0), active.to(tl.int32))
     row = tl.cumsum(width, axis=0) - 1
     num_rows = tl.sum(width, axis=0)
-    last = tl.load(resident.last_token + slot, mask=active & (number == 0), other=0)
-    draft_ptr = resident.drafts_NK + slot * (K + 1) + number - 1
-    token = tl.load(draft_ptr, mask=active & (number > 0), other=0)
-    token = tl.where(number == 0, last, token)
+    last = tl.load(resident.last_token + slot, mask=real, other=0)
     for back in range(tl.max(width, axis=0)):
-        there = active & (back < width)
-        position = length + number - back
-        text = tl.load(ids_ptr + slot * L + position, mask=there & (back > 0), other=0)
-        token = tl.where(back > 0, text, token)
+        there = back < width
+        position = length + ahead - back
+        number_of_draft = ahead - back  # from 1 on; behind the last token that is known
+        draft_ptr = resident.drafts_NK + slot * (K + 1) + number_of_draft - 1
+        draft = tl.load(draft_ptr, mask=there & (number_of_draft > 0), other=0)
+        text = tl.load(ids_ptr + slot * L + position, mask=there & (number_of_draft < 0), other=0)
+        token = tl.where(number_of_draft > 0, draft, tl.where(number_of_draft < 0, text, last))
         page = tl.load(table_NL + slot * PAGES + position // P, mask=there, other=0)
         known = tl.minimum(tl.maximum(token, 0), V - 1)
         tl.store(inputs.tokens_T + row - back, known, mask=there)
@@ -148,7 +157,7 @@ def _plan_head_pass(
         page = tl.load(table_NL + slot * PAGES + before // P, mask=there, other=0)
         source = page.to(tl.int64) * P + before % P
         if READS:
-            source = tl.where(number == 0, source, -2 - row_before)
+            source = tl.where(reads, source, -2 - row_before)
         tl.store(rows.source_T + row - back, source, mask=there)
     tl.store(rows.row_D + lane, row, mask=active)
     padding = (lane >= num_rows) & (lane < R)
@@ -214,6 +223,7 @@ def plan_head_pass(
     sizes: SmallSizes,
     *,
     reads: bool = True,
+    num_layers: int = 1,
 ) -> None:
     """Fill the inputs with the rows of the next pass, and what is to be drawn behind them.
 
@@ -235,6 +245,7 @@ def plan_head_pass(
         V=sizes.vocab_size,
         K=resident.drafts_NK.shape[1] - 1,
         READS=reads,
+        LAYERS=num_layers,
         BLOCK=triton.next_power_of_2(max_rows),
         num_warps=4,
     )

@@ -47,15 +47,17 @@ class AttentionSpan:
         return first * (first > 0)  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True, slots=True)
 class BehindFirst(AttentionSpan):
-    """The same positions without the first, of which a head that drafts has nothing; only itself
-    sees it."""
+    """The same positions without the first, or the first few, of which a layer that drafts has
+    nothing; of these only itself sees each."""
 
-    __slots__ = ()
+    num_first: int = 1
 
     def first_position(self, position: P) -> P:
         first = AttentionSpan.first_position(self, position)
-        return first + (first == 0) * (position > 0)  # type: ignore[no-any-return]
+        least = position + (self.num_first - position) * (position >= self.num_first)
+        return first + (least - first) * (least > first)  # type: ignore[no-any-return]
 
 
 FULL = AttentionSpan()

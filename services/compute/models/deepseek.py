@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+from pydantic import Field
+
 from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import Layer, LayerPart
 from services.compute.layers.rope import RopeDefaults
@@ -30,7 +32,7 @@ class DeepseekConfig(FamilyConfig):
     n_group: int | None = None
     topk_group: int | None = None
     routed_scaling_factor: float = 1.0
-    num_nextn_predict_layers: int = 0
+    num_nextn_predict_layers: int = Field(default=0, ge=0)
 
 
 class DeepseekV2Config(DeepseekConfig):

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from pydantic import Field
+
 from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import Layer, LayerPart
 from services.compute.layers.rope import RopeDefaults
@@ -25,10 +27,12 @@ class GlmMoeConfig(FamilyConfig):
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
+    num_nextn_predict_layers: int = Field(default=1, ge=0)
 
 
 def build(config: GlmMoeConfig, make: Builder[Any]) -> Decoder[Any]:
-    make.skip(f"model.layers.{make.shape.num_layers}.")  # predicts a second token
+    last, num_further = make.shape.num_layers, max(config.num_nextn_predict_layers, 1)
+    make.skip(*[f"model.layers.{last + n}." for n in range(num_further)])  # predict further tokens
     return make.decoder(layers(config, make), NormForm(config.rms_norm_eps))
 
 

@@ -1,8 +1,9 @@
-"""The layer behind a model's last one that predicts a second token (DeepSeek V3, 2024; GLM-4.5): a
-layer of the model's kind over a map of two norms, of the token's embedding and of the last state.
+"""The layers behind a model's last one that predict further tokens (DeepSeek V3, 2024; GLM-4.5):
+each is a layer of the model's kind over a map of two norms, of the token's embedding and of a
+state. The first sees the model's state before the token, each further one that of the layer before
+it (section 2.2 of DeepSeek's report).
 
-What the norm behind it makes is the state that the next draft is made of, as SGLang and vLLM have
-it. Only the first such layer is read; it is used for each draft.
+What the norm behind a layer makes is its state, as SGLang and vLLM have it.
 
 Shape legend: T tokens, E hidden width, S sampled rows.
 """
@@ -19,7 +20,6 @@ from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.draft_head import (
     HeadEnding,
-    HeadSource,
     ModelEnds,
     side_by_side,
 )
@@ -59,16 +59,17 @@ class NextTokenHead:
 
 
 def build_next_token(
-    source: HeadSource,
+    ends: ModelEnds,
     make: Builder[LinearMap],
     make_layer: Callable[[str], Layer[LinearMap]],
     eps: float,
+    number: int,
 ) -> NextTokenHead:
-    """Of the model's own files, whose other tensors are left."""
-    ends, norm = source.ends, NormForm(eps)
-    shape, at = ends.shape, f"model.layers.{ends.shape.num_layers}"
+    """The layer of this number behind the model's last one, of the model's own files."""
+    shape, norm = ends.shape, NormForm(eps)
+    at = f"model.layers.{shape.num_layers + number}"
     width, head = shape.hidden_size, f"{at}.shared_head.head"
-    made = NextTokenHead(
+    return NextTokenHead(
         embedding=Embedding(ends.embedding_VE),
         token_norm=make.norm(f"{at}.enorm", norm),
         state_norm=make.norm(f"{at}.hnorm", norm),
@@ -81,6 +82,3 @@ def build_next_token(
         mixers=make.mixers,
         ends=ends,
     )
-    make.skip("")
-    source.weights.finish()
-    return made

@@ -11,7 +11,7 @@ from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.weighted_layers import LinearMaker, LinearMap
 from services.compute.models.draft_head import DraftHead, ModelEnds
 from services.compute.models.medusa import MedusaHeads
-from services.compute.runner.head_drafter import HeadCache, HeadDrafter, HeadSizes
+from services.compute.runner.head_drafter import HeadCache, HeadDrafter, HeadSizes, PagedHead
 from services.compute.runner.head_folder import HeadFolder
 from services.compute.runner.head_loader import build_head, head_format
 from services.compute.runner.hidden_pages import HiddenPages, PageCounts, PlaceTable
@@ -30,7 +30,7 @@ class LoadedHead:
 
     loader: ModelLoader
     folder: HeadFolder
-    head: DraftHead | MedusaHeads
+    heads: tuple[DraftHead, ...] | MedusaHeads
 
     def drafter(
         self, spec: RunnerSpec, sampler: Sampler, pages_NL: Int64Array, span: AttentionSpan
@@ -39,13 +39,17 @@ class LoadedHead:
         page_tokens, dtype = self.loader.settings.page_tokens, self.loader.dtype
         table = PlaceTable(pages_NL, page_tokens, span)
         counts = PageCounts(spec.num_pages, spec.num_host_pages)
-        hidden = HiddenPages(table, counts, self.folder.shape.hidden_size, dtype)
-        if isinstance(self.head, MedusaHeads):
-            return MedusaDrafter(self.head, hidden, sampler, spec.max_drafts)
+        width = self.folder.shape.hidden_size
+        if isinstance(self.heads, MedusaHeads):
+            hidden = HiddenPages(table, counts, width, dtype)
+            return MedusaDrafter(self.heads, hidden, sampler, spec.max_drafts)
         number = DRAFTERS.index(self.folder.method)
         sizes = HeadSizes(spec.max_num_seqs, spec.max_model_len, spec.max_drafts, number)
-        cache = self._cache(self.head, counts)
-        return HeadDrafter(self.head, hidden, cache, table, sampler, sizes)
+        heads = [
+            PagedHead(head, HiddenPages(table, counts, width, dtype), self._cache(head, counts))
+            for head in self.heads
+        ]
+        return HeadDrafter(heads, table, sampler, sizes)
 
     def _cache(self, head: DraftHead, counts: PageCounts) -> HeadCache:
         loader, form = self.loader, head_format(self.loader, self.folder)

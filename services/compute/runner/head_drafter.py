@@ -11,8 +11,13 @@ by a page that nobody has drafted in, as an answer without drafts, reads it then
 A first draft is made of the model's state, further ones of the head's own. What it writes for those
 lies behind what counts as read, and is read again when it is known what was right.
 
+Of several next-token layers each makes the draft of its number, and reads what it lacks of the text
+then, and the drafts so far, with the states of the layer before it, which are kept in pages as the
+model's are. Drafts beyond the layers are the last one's, of its own states: no other has been
+trained to see states that far ahead.
+
 Shape legend: R rows, T tokens, N slots, Q decode rows, C chunks, D rows that are drafted for, P
-those of a pass, K drafts of a row, E hidden width.
+those of a pass, K drafts of a row, E hidden width, Y pages, H heads.
 """
 
 from __future__ import annotations
@@ -45,11 +50,19 @@ READ_AT_ONCE = 512  # tokens of a sequence, whose last ones it drafts behind
 
 
 class HeadCache(NamedTuple):
-    """Keys and values of a head, with a page wherever the model has one, and its rotations."""
+    """Keys and values of a layer, with a page wherever the model has one, and its rotations."""
 
     pages: PagedCache
     geometry: Geometry
     ropes: RopeTables
+
+
+class PagedHead(NamedTuple):
+    """A layer that drafts, and what lies in pages for it."""
+
+    head: DraftHead
+    hidden: HiddenPages  # the states that it sees: the model's, or those of the layer before it
+    cache: HeadCache
 
 
 class HeadSizes(NamedTuple):
@@ -62,29 +75,31 @@ class HeadSizes(NamedTuple):
 
 
 class HeadDrafter:
-    """Drafts with a head; it knows slots and their pages."""
+    """Drafts with a head, or with one behind the other; it knows slots and their pages."""
 
     def __init__(
         self,
-        head: DraftHead,
-        hidden: HiddenPages,
-        cache: HeadCache,
+        heads: Sequence[PagedHead],
         table: PlaceTable,
         sampler: Sampler,
         sizes: HeadSizes,
     ) -> None:
-        self._head = head
-        self._hidden = hidden
-        self._cache = cache
-        self._layers = layers_of(cache.pages)
+        self._heads = heads
+        self._page_layers = [layers_of(each.cache.pages) for each in heads]
         self._table = table
-        self._span = BehindFirst(table.span.step, table.span.back)
+        # The second has nothing of the second token either, whose state before has none of the
+        # first: as in training.
+        self._spans = [
+            BehindFirst(table.span.step, table.span.back, 1 + number)
+            for number in range(len(heads))
+        ]
         self._sampler = sampler
         self._drafter = sizes.drafter
         self._tokens = SlotTokens(sizes.num_slots, sizes.max_positions)
-        counts = PageCounts(len(cache.pages.device_pages), len(cache.pages.host_pages))
-        self._read_pages = PagedRows(counts, (1,), torch.int64)
-        self._num_read_P = self._read_pages.device.view(-1).numpy()  # by page
+        pages = heads[0].cache.pages
+        counts = PageCounts(len(pages.device_pages), len(pages.host_pages))
+        self._read_pages = PagedRows(counts, (len(heads),), torch.int64)
+        self._num_read_YH = self._read_pages.device.numpy()  # by page and head
         self._open = np.full(sizes.max_drafts, NO_DRAFT, dtype=np.int32)
 
     @property
@@ -93,7 +108,7 @@ class HeadDrafter:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        return self._head.layers
+        return self._heads[0].head.layers
 
     def enter(self, entry: SlotEntry) -> None:
         self._tokens.enter(entry)
@@ -114,11 +129,13 @@ class HeadDrafter:
     ) -> Iterable[bool]:
         """Keep what the model made of a step's rows, and read the chunks of those that draft."""
         slots_R, start_R, len_R, _ = rows
-        self._hidden.write(*tokens_of(slots_R, start_R, len_R), self._head.kept(states))
+        head, hidden, _ = self._heads[0]
+        hidden.write(*tokens_of(slots_R, start_R, len_R), head.kept(states))
         slots_C, ends_C = slots_R[num_decodes:], (start_R + len_R)[num_decodes:]
         drafts = np.array([self._tokens.count(slot) > 0 for slot in slots_C.tolist()], np.bool_)
         if drafts.any():
-            yield from self._read_up_to(slots_C[drafts], ends_C[drafts])
+            for number in range(len(self._heads)):
+                yield from self._read_up_to(number, slots_C[drafts], ends_C[drafts])
 
     def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:
         slots_Q, positions_Q, _, indices_Q, num_drafts_Q = decodes
@@ -130,27 +147,32 @@ class HeadDrafter:
         slots_P, positions_P, indices_P, num_drafts_P = (
             column[drafted] for column in (slots_Q, positions_Q, indices_Q, num_drafts_Q)
         )
-        own_PE = yield from self._read_last(slots_P, positions_P)
+        last, own_PE = len(self._heads) - 1, torch.empty(0)
         for number in range(int(num_drafts_P.max())):
-            if number:
-                goes_on = num_drafts_P > number
-                slots_P, positions_P, indices_P, num_drafts_P = (
-                    column[goes_on] for column in (slots_P, positions_P, indices_P, num_drafts_P)
-                )
+            goes_on = num_drafts_P > number
+            slots_P, positions_P, indices_P, num_drafts_P = (
+                column[goes_on] for column in (slots_P, positions_P, indices_P, num_drafts_P)
+            )
+            if number <= last:
+                own_PE = yield from self._read_last(number, slots_P, positions_P)
+            else:
                 x_PE = own_PE[torch.from_numpy(goes_on)]
                 tokens_P = drafts_NK[slots_P, number - 1]
                 ones = np.ones_like(slots_P)
                 rows = ChunkRows(slots_P, positions_P + number, ones, tokens_P)
-                own_PE = yield from self._forward(rows, len(slots_P), x_PE)
-            guesses_P = self._sampler.guess(
-                self._head.logits(own_PE), slots_P, indices_P + number, drafts_NK[slots_P, :number]
-            )
+                own_PE = yield from self._forward(last, rows, len(slots_P), x_PE)
+            logits_PV = self._heads[min(number, last)].head.logits(own_PE)
+            so_far_PK = drafts_NK[slots_P, :number]
+            guesses_P = self._sampler.guess(logits_PV, slots_P, indices_P + number, so_far_PK)
             drafts_NK[slots_P, number] = guesses_P.numpy()
+            if number < last:
+                self._tokens.guess(slots_P, positions_P + number + 1, drafts_NK[slots_P, number])
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         """Copy what lies in pages, with those of the model."""
-        copy_pages(*self._cache.pages.sides(direction), pages)
-        self._hidden.transfer(direction, pages)
+        for _, hidden, cache in self._heads:
+            copy_pages(*cache.pages.sides(direction), pages)
+            hidden.transfer(direction, pages)
         self._read_pages.transfer(direction, pages)
 
     def _begin_pages(self, slots_T: Int64Array, positions_T: Int64Array) -> None:
@@ -159,78 +181,88 @@ class HeadDrafter:
         if not first.any():
             return
         pages = self._table.of(slots_T[first], positions_T[first])
-        self._num_read_P[pages] = positions_T[first] == 0  # of which there is nothing to read
-        self._cache.pages.clear(pages.tolist())
+        for number, (_, _, cache) in enumerate(self._heads):
+            nothing = 1 + number - positions_T[first]  # to be read of the first tokens
+            self._num_read_YH[pages, number] = np.clip(nothing, 0, self._table.page_tokens)
+            cache.pages.clear(pages.tolist())
 
-    def _first_unread(self, slot: int, end: int) -> int:
-        """Where the first position lies, before `end`, that is seen from there and was not read."""
+    def _first_unread(self, number: int, slot: int, end: int) -> int:
+        """Where the first position lies, before `end`, that a head sees from there and has not
+        read."""
         page_tokens = self._table.page_tokens
-        first_seen = int(self._span.first_position(end - 1))
+        first_seen = int(self._spans[number].first_position(end - 1))
         pages = range(first_seen // page_tokens, (end - 1) // page_tokens + 1)
-        num_read = self._num_read_P[self._table.pages_NL[slot, pages.start : pages.stop]]
+        num_read = self._num_read_YH[self._table.pages_NL[slot, pages.start : pages.stop], number]
         page = int(np.argmax(num_read < page_tokens)) if num_read.min() < page_tokens else -1
         if page < 0:
             return end
         return min(max((pages.start + page) * page_tokens + int(num_read[page]), first_seen), end)
 
-    def _note_read(self, slot: int, start: int, end: int) -> None:
+    def _note_read(self, number: int, slot: int, start: int, end: int) -> None:
         page_tokens = self._table.page_tokens
         pages = np.arange(start // page_tokens, -(-end // page_tokens))
         num_read = np.minimum(end - pages * page_tokens, page_tokens)
-        self._num_read_P[self._table.pages_NL[slot, pages]] = num_read
+        self._num_read_YH[self._table.pages_NL[slot, pages], number] = num_read
 
-    def _unread_parts(self, slot: int, end: int) -> Iterator[tuple[int, int]]:
+    def _unread_parts(self, number: int, slot: int, end: int) -> Iterator[tuple[int, int]]:
         """What a slot's text has before `end` that was not read, in parts that are read at once,
         and count as read when they are given out."""
-        while (start := self._first_unread(slot, end)) < end:
+        while (start := self._first_unread(number, slot, end)) < end:
             stop = min(start + READ_AT_ONCE, end)
-            self._note_read(slot, start, stop)
+            self._note_read(number, slot, start, stop)
             yield start, stop
 
-    def _read_up_to(self, slots_R: Int64Array, ends_R: Int64Array) -> Generator[bool, None, None]:
+    def _read_up_to(
+        self, number: int, slots_R: Int64Array, ends_R: Int64Array
+    ) -> Generator[bool, None, None]:
         for slot, end in zip(slots_R.tolist(), ends_R.tolist(), strict=True):
-            for start, stop in self._unread_parts(slot, end):
-                part = np.array([[slot], [start], [stop - start]])
-                yield from self._read(part[0], part[1], part[2], num_decodes=0)
+            for start, stop in self._unread_parts(number, slot, end):
+                slots, starts, sizes = np.array([[slot], [start], [stop - start]])
+                yield from self._read(number, ReadRows(slots, starts, sizes, 0, sizes - 1))
 
     def _read_last(
-        self, slots_P: Int64Array, positions_P: Int64Array
+        self, number: int, slots_P: Int64Array, positions_P: Int64Array
     ) -> Generator[bool, None, Tensor]:
-        """Read all that is left up to the tokens at these positions; returns the states of those,
-        which are read again if they were."""
+        """Have a head read all that is left up to the tokens at these positions, and as many drafts
+        behind them as its number; returns the states of the last, which is read again if it was."""
         places = list(zip(slots_P.tolist(), positions_P.tolist(), strict=True))
         for slot, position in places:
-            if self._first_unread(slot, position + 1) + READ_AT_ONCE <= position:
+            if self._first_unread(number, slot, position + 1) + READ_AT_ONCE <= position:
                 ends = np.array([position - position % READ_AT_ONCE])
-                yield from self._read_up_to(np.array([slot]), ends)
+                yield from self._read_up_to(number, np.array([slot]), ends)
         # Behind the last of those passes: what is noted from here on is read in one.
         start_P = np.empty_like(positions_P)
         for row, (slot, position) in enumerate(places):
-            start_P[row] = min(self._first_unread(slot, position + 1), position)
-            self._note_read(slot, int(start_P[row]), position + 1)
-        rows = ReadRows.of(slots_P, start_P, positions_P + 1 - start_P)
-        own_TE = yield from self._read(*rows[:4])
+            start = min(self._first_unread(number, slot, position + 1), position + number)
+            self._note_read(number, slot, start, position + 1)
+            start_P[row] = start
+        rows = ReadRows.of(slots_P, start_P, positions_P + number + 1 - start_P)
+        own_TE = yield from self._read(number, rows)
         return own_TE.index_select(0, torch.from_numpy(rows.last_P))
 
-    def _read(
-        self, slots_R: Int64Array, start_R: Int64Array, len_R: Int64Array, num_decodes: int
-    ) -> Generator[bool, None, Tensor]:
-        """The head's states of tokens that are known, of which the first rows have one each."""
+    def _read(self, number: int, rows: ReadRows) -> Generator[bool, None, Tensor]:
+        """A head's states of tokens that are known, or guessed already."""
+        slots_R, start_R, len_R, num_decodes, _ = rows
         where_T = tokens_of(slots_R, start_R, len_R)
-        rows = ChunkRows(slots_R, start_R, len_R, self._tokens.at(*where_T))
-        return (yield from self._forward(rows, num_decodes, self._hidden.before(*where_T)))
+        known = ChunkRows(slots_R, start_R, len_R, self._tokens.at(*where_T))
+        x_TE = self._heads[number].hidden.before(*where_T)
+        own_TE = yield from self._forward(number, known, num_decodes, x_TE)
+        if number + 1 < len(self._heads):
+            self._heads[number + 1].hidden.write(*where_T, own_TE)
+        return own_TE
 
     def _forward(
-        self, rows: ChunkRows, num_decodes: int, x_TE: Tensor
+        self, number: int, rows: ChunkRows, num_decodes: int, x_TE: Tensor
     ) -> Generator[bool, None, Tensor]:
         slots_R, start_R, len_R, tokens_T = rows
-        cache, geometry, ropes = self._cache
+        head, _, (cache, geometry, ropes) = self._heads[number]
+        span = self._spans[number]
         num_pages = -(-int((start_R + len_R).max()) // geometry.page_tokens)
         pages_RL = self._table.pages_NL[slots_R, :num_pages]
-        work = plan_attention(start_R, len_R, pages_RL, num_decodes, geometry, self._span)
-        attention = EagerAttention(cache, (work,), self._layers)
+        work = plan_attention(start_R, len_R, pages_RL, num_decodes, geometry, span)
+        attention = EagerAttention(cache, (work,), self._page_layers[number])
         step = EagerStep(torch.from_numpy(tokens_T), attention, ropes, ALONE)
-        hidden = step.embed(self._head.embedding)
-        self._head.forward(hidden, x_TE, step)
+        hidden = step.embed(head.embedding)
+        head.forward(hidden, x_TE, step)
         yield True
         return hidden.x_TE

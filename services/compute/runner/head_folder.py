@@ -26,7 +26,8 @@ class HeadFolder:
     method: str
     folder: Path  # the model's own where the head is in its files
     raw: Mapping[str, Any]
-    shape: DecoderShape  # of its one layer
+    shape: DecoderShape  # of a layer
+    num_layers: int = 1  # each of which sees what the one before it makes
     num_heads: int = 0  # of Medusa: each makes one draft; 0: as many as are wanted
     num_blocks: int = 0  # of each of these
 
@@ -36,11 +37,12 @@ class HeadFolder:
         return not self.num_heads
 
     def page_bytes(self, page_tokens: int, dtype: torch.dtype) -> int:
-        """What a page is larger by."""
+        """What a page is larger by: each layer has the states that it sees there."""
         state_bytes = page_tokens * self.shape.hidden_size * dtype.itemsize
         if not self.has_layer:
             return state_bytes
-        return state_bytes + self.shape.layer_cache_bytes(page_tokens, dtype.itemsize)
+        layer_bytes = self.shape.layer_cache_bytes(page_tokens, dtype.itemsize)
+        return self.num_layers * (state_bytes + layer_bytes)
 
 
 def read_head(
@@ -51,7 +53,7 @@ def read_head(
         return None
     try:
         if drafts.method == "mtp":
-            return _next_token(model_folder, model)
+            return _next_token(model_folder, model, drafts.max_drafts)
         folder = locate(drafts.model)
         raw = read_model_config(folder)
         if drafts.method == "medusa":
@@ -92,7 +94,8 @@ def _medusa(
             f"there are {num_heads} heads, each of which makes one draft; lower "
             f"num_speculative_tokens, which is {drafts.num_speculative_tokens}."
         )
-    return HeadFolder("medusa", folder, raw, _one_layer(model.shape), num_heads, num_blocks)
+    sizes = {"num_heads": num_heads, "num_blocks": num_blocks}
+    return HeadFolder("medusa", folder, raw, _one_layer(model.shape), **sizes)
 
 
 def _count(raw: Mapping[str, Any], name: str, in_vllm: str) -> int:
@@ -104,18 +107,21 @@ def _count(raw: Mapping[str, Any], name: str, in_vllm: str) -> int:
     return value
 
 
-def _next_token(folder: Path, model: ModelConfig) -> HeadFolder:
+def _next_token(folder: Path, model: ModelConfig, max_drafts: int) -> HeadFolder:
+    """Of the layers as many as there may be drafts: more would make none."""
     if model.family.next_token_layers is None:
         raise ModelError(
-            "models of this family have no layers that predict further tokens; DeepSeek V3 and "
-            "GLM-4.5 have. Take another method."
+            "models of this family have no layers that predict further tokens, or in another form; "
+            "those of DeepSeek V3 and GLM-4.5 are read. Take another method."
         )
-    if not model.raw.get("num_nextn_predict_layers"):
+    num_layers = model.raw.get("num_nextn_predict_layers")
+    if not num_layers:
         raise ModelError(
             "config.json: num_nextn_predict_layers is 0: the model came without its layers that "
             "predict further tokens. Take another method."
         )
-    return HeadFolder("mtp", folder, model.raw, _one_layer(model.shape))
+    num_layers = min(int(num_layers), max_drafts)
+    return HeadFolder("mtp", folder, model.raw, _one_layer(model.shape), num_layers)
 
 
 def _one_layer(shape: DecoderShape) -> DecoderShape:

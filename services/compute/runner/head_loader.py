@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from common.quantization import read_quantization
 from services.compute.kernels.kv_format import LayerFormat
 from services.compute.layers.weighted_layers import LinearMaker, LinearMap
@@ -20,13 +22,14 @@ from services.compute.runner.model_loader import ModelLoader
 
 def build_head(
     loader: ModelLoader, folder: HeadFolder, ends: ModelEnds, make_linear: LinearMaker[LinearMap]
-) -> DraftHead | MedusaHeads:
+) -> tuple[DraftHead, ...] | MedusaHeads:
+    """Of next-token layers a head each, of which every one sees what the one before it makes."""
     source = _source(loader, folder, ends, make_linear)
     if folder.method == "medusa":
         return build_medusa(source, folder.num_heads, folder.num_blocks)
     if folder.method == "mtp":
-        return _next_token(loader, source)
-    return (build_eagle3 if folder.method == "eagle3" else build_eagle)(source)
+        return tuple(_next_token(loader, source, folder.num_layers))
+    return ((build_eagle3 if folder.method == "eagle3" else build_eagle)(source),)
 
 
 def head_format(loader: ModelLoader, folder: HeadFolder) -> LayerFormat:
@@ -49,10 +52,14 @@ def _source(
     return HeadSource(*about, weights, files, make_linear, ends)
 
 
-def _next_token(loader: ModelLoader, source: HeadSource) -> DraftHead:
+def _next_token(loader: ModelLoader, source: HeadSource, num_layers: int) -> Iterator[DraftHead]:
     config, make_layers = loader.config, loader.config.family.next_token_layers
     if make_layers is None:
         raise ValueError("a family without such layers was refused before")
-    make: Builder[LinearMap] = source.builder()
     eps = float(getattr(config.fields, "rms_norm_eps", 1e-6))
-    return build_next_token(source, make, make_layers(config.fields, make), eps)
+    for number in range(num_layers):
+        make: Builder[LinearMap] = source.builder()
+        make_layer = make_layers(config.fields, make)
+        yield build_next_token(source.ends, make, make_layer, eps, number)
+    source.weights.skip("")  # the model's own, and layers behind those that are used
+    source.weights.finish()

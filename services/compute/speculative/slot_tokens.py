@@ -39,6 +39,10 @@ class SlotTokens:
         ids_T: Int64Array = self._ids_NL[slots_T, positions_T].astype(np.int64)
         return ids_T
 
+    def guess(self, slots_P: Int64Array, positions_P: Int64Array, ids_P: Int64Array) -> None:
+        """Have guesses at positions behind the tokens of slots, until these go on."""
+        self._ids_NL[slots_P, positions_P] = ids_P
+
     def append(self, slot: int, tokens: list[int]) -> int:
         """Take what a slot's sequence went on with; returns how many tokens it has now."""
         start = self._num_ids[slot]

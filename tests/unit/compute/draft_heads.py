@@ -168,14 +168,14 @@ class Medusa(Head):
 
 
 class NextToken(Head):
-    """The layer behind the last one of a model whose folder it is saved in."""
+    """A layer behind the last one of a model."""
 
     layers = (-1,)
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, number: int = 0) -> None:
         super().__init__(model)
         config = model.config
-        width, number = config.hidden_size, config.num_hidden_layers
+        width, number = config.hidden_size, config.num_hidden_layers + number
         kinds = {"deepseek_v3": DeepseekV3DecoderLayer, "glm4_moe": Glm4MoeDecoderLayer}
         self.layer = kinds[config.model_type](config, number)
         self.enorm, self.hnorm, self.last = (
@@ -191,24 +191,65 @@ class NextToken(Head):
     def logits(self, own_BTE: Tensor) -> Tensor:
         return self.head(own_BTE)
 
-    def save_beside(self, folder: Path) -> Path:
-        """Write its tensors into the model's folder, which is whole then."""
-        at = f"model.layers.{self.model.config.num_hidden_layers}."
+    def published(self, at: str) -> dict[str, Tensor]:
+        """Its tensors by the names of checkpoints, which begin so."""
         names = {"layer.": "", "last.": "shared_head.norm.", "head.": "shared_head.head."}
-        tensors = dict(self.model.state_dict())
+        tensors = {}
         for name, x in self.state_dict().items():
-            for ours, published in names.items():
+            for ours, theirs in names.items():
                 if name.startswith(ours):
-                    name = published + name.removeprefix(ours)
+                    name = theirs + name.removeprefix(ours)
                     break
             tensors[at + name] = x
-        tensors[f"{at}embed_tokens.weight"] = self.model.get_input_embeddings().weight
+        embedding = self.model.get_input_embeddings()
+        return tensors | {f"{at}embed_tokens.weight": embedding.weight}
+
+
+class NextTokens(Head):
+    """All such layers of a model whose folder they are saved in: the one of number k predicts the
+    token k + 1 behind the next from the state of the one before it (DeepSeek V3, section 2.2)."""
+
+    layers = (-1,)
+
+    def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
+        super().__init__(model)
+        self.further = [random_weights(NextToken(model, n), seed=3 + n) for n in range(num_layers)]
+
+    def drafts(
+        self, text: list[int], count: int, bias_V: Tensor, *, sees_first: bool = False
+    ) -> list[int]:
+        """Those behind the layers are of the last one's own states."""
+        embed = self.model.get_input_embeddings()
+
+        def behind_zeros(x_BTE: Tensor) -> Tensor:
+            return torch.cat((torch.zeros_like(x_BTE[:, :1]), x_BTE), 1) if sees_first else x_BTE
+
+        with torch.inference_mode():
+            out = self.model(torch.tensor([text[:-1]]), output_hidden_states=True)
+            x_BTE, own_BTE = out.hidden_states[-1], torch.empty(0)
+            guessed: list[int] = []
+            for number in range(count):
+                layer = self.further[min(number, len(self.further) - 1)]
+                if number < len(self.further):
+                    x_BTE = behind_zeros(own_BTE if number else x_BTE)
+                else:
+                    x_BTE = torch.cat((x_BTE, own_BTE[:, -1:]), 1)
+                tokens = torch.tensor([(text + guessed)[-x_BTE.shape[1] :]])
+                own_BTE = layer.own(embed(tokens), x_BTE)
+                guessed.append(int((layer.logits(own_BTE[:, -1:]) + bias_V).argmax()))
+        return guessed
+
+    def save_beside(self, folder: Path) -> None:
+        """Write their tensors into the model's folder, which is whole then."""
+        tensors = dict(self.model.state_dict())
+        for number, layer in enumerate(self.further, self.model.config.num_hidden_layers):
+            tensors |= layer.published(f"model.layers.{number}.")
         save_file(
             {n: x.contiguous().clone() for n, x in tensors.items()}, folder / "model.safetensors"
         )
         path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 1}))
-        return folder
+        more = {"num_nextn_predict_layers": len(self.further)}
+        path.write_text(json.dumps(json.loads(path.read_text()) | more))
 
 
 H = TypeVar("H", bound=Head)
@@ -234,11 +275,12 @@ def layer_config(model: PreTrainedModel) -> LlamaConfig:
 def save_head(
     method: str, model: PreTrainedModel, folder: Path, head_folder: Path
 ) -> tuple[Head, str]:
-    """A random head of this method, saved for the model in a folder, and the setting that names
-    it."""
+    """A random head of this method (of `mtp 2` two layers), saved for the model in a folder, and
+    the setting that names it."""
+    method, _, num_layers = method.partition(" ")
     fields: dict[str, Any] = {"method": method, "num_speculative_tokens": NUM_DRAFTS}
     if method == "mtp":
-        within = random_weights(NextToken(model))
+        within = NextTokens(model, int(num_layers or 1))
         within.save_beside(folder)
         return within, json.dumps(fields)
     head: Head

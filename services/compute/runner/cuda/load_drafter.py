@@ -16,7 +16,7 @@ from services.compute.models.head_decoder import head_decoder
 from services.compute.models.medusa import MedusaHeads
 from services.compute.quantization.packed import Weight
 from services.compute.runner.cuda.drafter import DrafterMaker, MachineParts
-from services.compute.runner.cuda.head_passes import HeadPasses, LayerHead
+from services.compute.runner.cuda.head_passes import HeadPasses, LayerHeads
 from services.compute.runner.cuda.medusa_passes import MedusaPasses
 from services.compute.runner.cuda.model_passes import ModelPasses, SmallModel
 from services.compute.runner.cuda.pass_drafter import PassDrafter
@@ -70,11 +70,11 @@ def _head(
     weight_VE = model.embedding.weight_VE
     ends = ModelEnds(model.shape, weight_VE, model.norm, model.head)
     make_linear = _KeptLinears(linears.dtype, linears.keeps_dense, linears.num_segments)
-    head = build_head(loader, folder, ends, make_linear)
-    if isinstance(head, MedusaHeads):
-        return partial(PassDrafter, partial(MedusaPasses, head, loader.max_drafts))
+    heads = build_head(loader, folder, ends, make_linear)
+    if isinstance(heads, MedusaHeads):
+        return partial(PassDrafter, partial(MedusaPasses, heads, loader.max_drafts))
     num_layers = model.shape.num_layers
-    if len(head.layers) > 1 and num_layers in head.layers:
+    if len(heads[0].layers) > 1 and num_layers in heads[0].layers:
         raise ConfigError(
             f"{WHERE}: this head sees what the last layer makes beside earlier ones, which is on "
             "the CPU only so far; take another head or method."
@@ -84,7 +84,7 @@ def _head(
 
     def make_passes(machine: MachineParts) -> HeadPasses:
         x_TE = torch.zeros_like(machine.decoder.hidden_TE)
-        decoder = head_decoder(head, model, *about, x_TE)
-        return HeadPasses(LayerHead(head, decoder, form, batch_invariant), machine)
+        decoders = tuple(head_decoder(head, model, *about, x_TE) for head in heads)
+        return HeadPasses(LayerHeads(decoders, form, batch_invariant), machine)
 
     return partial(PassDrafter, make_passes)

@@ -25,7 +25,7 @@ from services.compute.runner.cuda.unread import FirstPass
 class MedusaPasses:
     """A pass for each head, of a row for each slot."""
 
-    first = FirstPass(others=0, reads=False)
+    first, num_heads = FirstPass(others=0, reads=False), 1  # all leave logits in one place
 
     def __init__(self, heads: MedusaHeads, num_drafts: int, machine: MachineParts) -> None:
         max_rows, device = machine.sizes.max_rows, machine.packed.device
@@ -64,7 +64,7 @@ class MedusaPasses:
         take_states(self._rows, self._seen.states_YPE, self._x_SE, x_SE)
         self._logits_SV[:num_rows].copy_(self._heads.logits(x_SE, form))
 
-    def logits(self, num_samples: int) -> Tensor:
+    def logits(self, head: int, num_samples: int) -> Tensor:
         return self._logits_SV[:num_samples]
 
     def ask(self, num_tokens: int, num_samples: int) -> None:

@@ -35,7 +35,7 @@ class SmallModel(NamedTuple):
 class ModelPasses:
     """A first pass has the last token of a slot and the one before, of further ones each draft."""
 
-    first, num_forms = FirstPass(others=1), 1
+    first, num_forms, num_heads = FirstPass(others=1), 1, 1
 
     def __init__(self, small: SmallModel, machine: MachineParts) -> None:
         sizes, device = machine.sizes, machine.packed.device
@@ -93,7 +93,7 @@ class ModelPasses:
         plan_pass(self.inputs, self._machine.resident, passes, ids_NL, self._sizes)
         self._model.forward("decode", num_rows, self._caches)
 
-    def logits(self, num_samples: int) -> Tensor:
+    def logits(self, head: int, num_samples: int) -> Tensor:
         logits_SV = self._model.logits(num_samples)
         if self._wide_SV is None:
             return logits_SV

@@ -13,6 +13,7 @@ so they are launched behind it like everything else, and none is in vain.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
@@ -35,7 +36,7 @@ from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.slots import Variant
 from services.compute.step import Int32Array
 
-BEGIN, AGREE = ("drafts",), ("agree",)
+BEGIN, AGREE, NO_GUESS = ("drafts",), ("agree",), ("no guess",)
 
 READ_SIZES = (16, 64, 256, 1024, 2048)
 """Tokens of launches that read what is behind. One stream's hundred tokens are little beside the
@@ -68,6 +69,11 @@ class Passes(Protocol):
         """Of passes: the first, the second …; the last form is that of all further ones."""
         ...
 
+    @property
+    def num_heads(self) -> int:
+        """That make logits, each of its form of passes; one may be that of all."""
+        ...
+
     def attach(self, num_pages: int, num_host_pages: int) -> None:
         """See `DeviceDrafter`, and of the next two."""
         ...
@@ -84,7 +90,7 @@ class Passes(Protocol):
         """The next pass, which is of this form."""
         ...
 
-    def logits(self, num_samples: int) -> Tensor:
+    def logits(self, head: int, num_samples: int) -> Tensor:
         """Float32 logits [S, V] of the pass, as wide as the large model's."""
         ...
 
@@ -137,9 +143,12 @@ class PassDrafter:
         for form in range(self._computing.num_forms):
             for size in reversed(self._row_buckets):
                 yield ("draft", form, size), partial(self._pass, form, size)
-        for variant in GUESSES:
+        for head, variant in itertools.product(range(self._computing.num_heads), GUESSES):
             for size in reversed(self._guess_buckets):
-                yield ("guess", variant, size), partial(self._guess, sampler, variant, size)
+                guess = partial(self._guess, sampler, head, variant, size)
+                yield ("guess", head, variant, size), guess
+        if self._computing.first.num_layers > 1:
+            yield NO_GUESS, self._go_on
         if self._machine.decoder.is_split:
             yield AGREE, self._agree
 
@@ -157,11 +166,17 @@ class PassDrafter:
         replay(BEGIN)
         if work.num_read:
             replay(("read", work.num_read))
-        for number, count in enumerate(work.num_slots):
-            num_rows = count if number else work.num_rows
+        num_reading = self._computing.first.num_layers
+        for number in range(max(num_reading, len(work.num_slots))):
+            count = work.num_slots[number] if number < len(work.num_slots) else 0
+            num_rows = work.num_rows if number < num_reading else count
             form = min(number, self._computing.num_forms - 1)
             replay(("draft", form, bucket_of(num_rows, self._row_buckets)))
-            replay(("guess", variant, bucket_of(count, self._guess_buckets)))
+            if count:
+                head = min(number, self._computing.num_heads - 1)
+                replay(("guess", head, variant, bucket_of(count, self._guess_buckets)))
+            else:
+                replay(NO_GUESS)
         if self._machine.decoder.is_split:
             replay(AGREE)
 
@@ -185,10 +200,15 @@ class PassDrafter:
         self._computing.compute(self._drafts, form, num_rows)
 
     @torch.inference_mode()
-    def _guess(self, sampler: DeviceSampler, variant: Variant, num_samples: int) -> None:
+    def _guess(self, sampler: DeviceSampler, head: int, variant: Variant, size: int) -> None:
         inputs = self._computing.inputs
-        result_SW = sampler.guess(variant, self._computing.logits(num_samples), inputs)
+        result_SW = sampler.guess(variant, self._computing.logits(head, size), inputs)
         keep_guesses(inputs, self._machine.resident, self._drafts.passes, result_SW)
+
+    @torch.inference_mode()
+    def _go_on(self) -> None:
+        """A pass is behind whose rows no draft is wanted of."""
+        self._drafts.passes.state[1:2].add_(1)
 
     @torch.inference_mode()
     def _agree(self) -> None:

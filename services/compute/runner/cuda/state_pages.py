@@ -46,8 +46,12 @@ class StatePages:
 
     def attach(self, pages: Tensor) -> None:
         """Lay them in these parts of pages, uint8 [Y, bytes]."""
+        self.states_YPE = self.within(pages)
+
+    def within(self, pages: Tensor) -> Tensor:
+        """Such parts as states [Y, P, E]."""
         sizes = len(pages), self._page_tokens, self._decoder.hidden_size
-        self.states_YPE = pages.view(self._decoder.dtype).view(sizes)
+        return pages.view(self._decoder.dtype).view(sizes)
 
     def keep(self, num_tokens: int) -> None:
         """Those of the pass before, over up to so many tokens."""

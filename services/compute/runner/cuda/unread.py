@@ -27,7 +27,7 @@ class DraftWork(NamedTuple):
 
     num_read: int  # tokens of the launch that reads first; 0: there is none
     num_slots: tuple[int, ...]  # that get a first draft, a second …
-    num_rows: int  # of the first pass
+    num_rows: int  # of the first pass, and of all that read
 
 
 class FirstPass(NamedTuple):
@@ -37,6 +37,7 @@ class FirstPass(NamedTuple):
     most_rows: int = 0  # of a drafter that reads its own drafts again: all that it has not read,
     # where these of all slots are no more; 0: its drafts count as read, as far as they were right
     reads: bool = True  # False: it keeps nothing of a text, and has one row of each slot
+    num_layers: int = 1  # each of which has a pass with its rows, and drafts more
 
 
 NOTHING = DraftWork(0, (), 0)
@@ -86,11 +87,12 @@ class Unread:
     def _read(self, slots_D: Int32Array, depths_D: Int32Array) -> tuple[int, int]:
         """Read up to what the first pass has, in the order of the rows as the device does; returns
         how many at most, in one launch, and the rows of the first pass."""
-        others, most_rows, reads = self._first
+        others, most_rows, reads, num_layers = self._first
         if not reads:
             return 0, len(slots_D)
         new_D = depths_D if most_rows else 1  # unread when the drafts have been verified
-        num_rows = int(self._num_N[slots_D].sum()) + len(slots_D)
+        num_ahead = int(np.minimum(depths_D, num_layers).sum()) - len(slots_D)
+        num_rows = int(self._num_N[slots_D].sum()) + len(slots_D) + num_ahead
         if num_rows <= most_rows:
             self._num_N[slots_D] = new_D
             return 0, num_rows
@@ -101,4 +103,4 @@ class Unread:
         # Who is not drafted for goes on by one token; the device may have had less to read.
         not_drafted_D = np.where(left_D > 0, left_D + others + 1, 0)
         self._num_N[slots_D] = np.maximum(not_drafted_D, new_D)
-        return size, (1 + others) * len(slots_D)
+        return size, (1 + others) * len(slots_D) + num_ahead

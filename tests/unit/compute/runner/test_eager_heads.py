@@ -70,7 +70,8 @@ def load(model: Path, config: str) -> DraftHead | MedusaHeads:
     make_linear = CpuLinears(torch.float32, False)
     decoder = EagerDecoder(loader.decoder(make_linear), 64)
     assert loader.head is not None
-    return load_head(loader, loader.head, decoder.ends, make_linear).head
+    heads = load_head(loader, loader.head, decoder.ends, make_linear).heads
+    return heads if isinstance(heads, MedusaHeads) else heads[0]
 
 
 def rewrite(folder: Path, change: Change, target: Path) -> str:

@@ -148,12 +148,14 @@ class Case(NamedTuple):
         Case("eagle3", "llama", every=5),
         Case("eagle", "llama"),
         Case("mtp", "deepseek_v3"),
+        Case("mtp 2", "glm4_moe", every=2),
+        Case("mtp 3", "deepseek_v3"),
         Case("eagle3", "llama", every=5, num_ranks=2),
         Case("eagle", "llama", num_ranks=2),
         Case("medusa", "llama", num_ranks=2),
         Case("mtp", "glm4_moe", num_ranks=2),
         Case("mtp", "deepseek_v3", num_ranks=2),
-    ][: num_cases(8, 9)],
+    ][: num_cases(10, 11)],
     ids=lambda case: " ".join(map(str, case)),
 )
 def test_drafts_are_those_of_the_whole_text(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
@@ -58,6 +59,21 @@ def test_a_model_without_layers_for_further_tokens_is_refused(model: Path, tmp_p
     (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
     with pytest.raises(ConfigError, match="num_nextn_predict_layers is 0: the model came without"):
         ModelLoader.read(tmp_path, drafting_with("mtp"), CPU)
+
+
+def test_of_next_token_layers_there_are_as_many_as_there_may_be_drafts(tmp_path: Path) -> None:
+    config = make_model("deepseek_v3").config.to_dict() | {"num_nextn_predict_layers": 3}
+    fields = {"architectures": ["DeepseekV3ForCausalLM"], **config}
+    (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
+    one, three, five = (
+        ModelLoader.read(tmp_path, drafting_with("mtp", num_speculative_tokens=most), CPU)
+        for most in (1, 3, 5)
+    )
+    assert one.head and three.head
+    assert (one.head.num_layers, three.head.num_layers) == (1, 3)
+    assert three.head == five.head
+    sizes = [head.page_bytes(16, torch.float32) for head in (one.head, three.head)]
+    assert sizes[1] == 3 * sizes[0]
 
 
 def test_heads_do_not_draft_for_ranks_that_share_prompts() -> None:

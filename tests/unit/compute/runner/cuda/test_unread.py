@@ -79,6 +79,13 @@ def test_a_head_reads_what_was_right_with_its_first_pass_if_there_is_room() -> N
     assert uploads.step({0: 1, 1: 1}) == DraftWork(0, (2,), 4)
 
 
+def test_layers_read_drafts_with_what_was_right() -> None:
+    uploads = Uploads(first=OF_HEADS._replace(num_layers=2))
+    assert uploads.step({0: 3, 1: 0}) == DraftWork(0, (1, 1, 1), 2)  # the second has a draft, too
+    assert uploads.step({0: 1, 1: 0}) == DraftWork(0, (1,), 4)
+    assert uploads.step({0: 2, 1: 2}) == DraftWork(3, (2, 2), 4)
+
+
 def test_a_head_may_have_drafted_where_it_had_less_to_read_than_was_known() -> None:
     uploads = Uploads(most_read=3, first=OF_HEADS)
     for _ in range(4):
