@@ -58,6 +58,7 @@ class Shard:
     placement: ExpertPlacement | None = None  # of whole experts; None: a rank has a part of each
     stage: int = 0
     num_stages: int = 1
+    has_head: bool = False  # one that drafts, for which the last stage looks tokens up as well
 
     @property
     def is_first(self) -> bool:

@@ -29,7 +29,10 @@ class SeenStates:
     @property
     def states(self) -> list[Tensor]:
         """[T, E] of each layer that was asked for."""
-        return [self._by_layer[layer] for layer in self._layers]
+        return self.of(self._layers)
+
+    def of(self, layers: Sequence[int]) -> list[Tensor]:
+        return [self._by_layer[layer] for layer in layers]
 
     def see(self, layer: int, x_TE: Tensor) -> None:
         if layer in self._layers:
@@ -66,7 +69,8 @@ class EagerDecoder:
         more to compute. `x_TE` is what an earlier stage has made of the tokens."""
         step = self._make_step(tokens_T, attention, self._tables, self._ranks)
         hidden = step.embed(self._decoder.embedding) if x_TE is None else Hidden(x_TE)
-        for number, layer in enumerate(self._decoder.layers):
+        first = self._decoder.first_layer
+        for number, layer in enumerate(self._decoder.layers, first):
             if seen is not None:
                 step.settle(hidden)
                 seen.see(number, hidden.x_TE)
@@ -74,7 +78,7 @@ class EagerDecoder:
             yield True
         step.settle(hidden)
         if seen is not None:
-            seen.see(len(self._decoder.layers), hidden.x_TE)
+            seen.see(first + len(self._decoder.layers), hidden.x_TE)
         return hidden.x_TE
 
     @property

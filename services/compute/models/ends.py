@@ -55,7 +55,7 @@ class Ends:
         """Where it is neither looked up nor the head, or in its place, it has no rows."""
         weights, name = self.weights, self.names.embedding
         is_head = self.shape.tie_word_embeddings or not self._has_head
-        if self.shard.is_first or (self.shard.is_last and is_head):
+        if self.shard.is_first or (self.shard.is_last and (is_head or self.shard.has_head)):
             return Embedding(weights.take(f"{name}.weight", self._size), scale)
         weights.skip(f"{name}.")
         none_0E = torch.empty((0, self._size[1]), dtype=weights.dtype, device=weights.device)

@@ -79,10 +79,6 @@ class DraftModel:
     def computes(self) -> bool:
         return True
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return ()
-
     def enter(self, entry: SlotEntry) -> None:
         self._tokens.enter(entry)
         self._num_read_N[entry.slot] = UNKNOWN

@@ -23,7 +23,7 @@ from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.distributed.context import ALL_HERE, DealtTokens
 from services.compute.distributed.ranks import ALONE, Ranks
-from services.compute.distributed.stages import ONE_STAGE, WAIT_MS, Stages
+from services.compute.distributed.stages import ONE_STAGE, Stages
 from services.compute.expert_counters import ExpertCounters, HostCounters
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.step_buffers import (
@@ -53,6 +53,7 @@ from services.compute.runner.model_loader import (
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.slot_states import NO_ROWS, Rows, SlotStates
+from services.compute.runner.stage_states import StageStates
 from services.compute.runner.uploads import (
     MAX_PAGE_ENTRIES,
     NUM_POOLS,
@@ -122,7 +123,10 @@ class EagerExecutor:
             // shape.num_kv_heads,
         )
         self._attentions = operations.make_attentions(self._cache, self._geometry)
-        self._hidden_size, self._dtype = shape.hidden_size, loader.dtype
+        seen = loader.head.seen_layers(shape.num_layers) if loader.head else ()
+        own = loader.shard.layers(shape.num_layers)
+        about = own, seen, shape.hidden_size, loader.dtype
+        self._between = StageStates(loader.stages, *about)
         self._spans = loader.layout.spans
         rejects = loader.drafts is not None and loader.drafts.rejects
         self._sampler = Sampler(settings.max_num_seqs, shape.vocab_size, rejects)
@@ -139,8 +143,8 @@ class EagerExecutor:
         self._drafting: EagerDrafting | None = None
         if loader.drafts is not None and make_drafter is not None:
             host = Host(spec, self._sampler, self._tables_GNL, self._spans)
-            about = spec.num_stages, loader.ranks
-            self._drafting = EagerDrafting(loader.drafts, make_drafter(host), *about)
+            more = spec.num_stages, loader.ranks, host.room
+            self._drafting = EagerDrafting(loader.drafts, make_drafter(host), *more)
         rows = spec.max_num_seqs
         sizes = {
             UploadKind.ENTRIES: entries_size(loader.max_positions),
@@ -203,14 +207,12 @@ class EagerExecutor:
         num_own = step.header[NUM_OWN]
         tokens = DealtTokens(self._context, num_own) if num_own else ALL_HERE
         attention = self._attentions(q_start, q_len, tables_GRL, num_decodes, tokens)
-        before_TE = (
-            None if self._shard.is_first else (yield from self._received(len(rows.tokens_T)))
-        )
-        tokens_T = torch.from_numpy(rows.tokens_T)
-        seen = None if self._drafting is None else self._drafting.watch()
+        tokens_T, seen, before_TE = torch.from_numpy(rows.tokens_T), self._between.watch(), None
+        if not self._shard.is_first:
+            before_TE = yield from self._between.received(len(tokens_T), seen)
         x_TE = yield from self._model.forward(tokens_T, attention, before_TE, seen)
         if not self._shard.is_last:
-            self._stages.send(x_TE)
+            self._between.send(x_TE, seen)
             return
         if step.header[NUM_SCORES]:
             for score in step.scores():
@@ -224,13 +226,6 @@ class EagerExecutor:
         ticket.logits_SV = self._model.logits(x_TE)
         if self._drafting is not None and seen is not None:
             yield from self._drafting.observe(rows, num_decodes, seen)
-
-    def _received(self, num_tokens: int) -> Generator[bool, None, Tensor]:
-        """What the stage before has made of so many tokens."""
-        x_TE = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype)  # parts add to it
-        while not self._stages.receive(x_TE, WAIT_MS):
-            yield False
-        return x_TE
 
     @fatal_if_the_device_fails
     @torch.inference_mode()
@@ -311,6 +306,8 @@ class EagerExecutor:
     def _apply(self, step: StepUpload) -> None:
         """Change slots and tables as the step says."""
         self._sampler.take(step.slot_rows())
+        if self._drafting is not None:
+            self._drafting.follow(step)
         page_slot = step.section("page_slot")
         groups, slots = page_slot >> GROUP_SHIFT, page_slot & ((1 << GROUP_SHIFT) - 1)
         self._tables_GNL[groups, slots, step.section("page_index")] = step.section("page_id")

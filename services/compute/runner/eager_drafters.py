@@ -14,6 +14,7 @@ from services.compute.runner.draft_model import DraftModel, DraftSizes, LentTabl
 from services.compute.runner.eager_heads import load_head
 from services.compute.runner.head_folder import HeadFolder
 from services.compute.runner.model_loader import ModelLoader, has_room_for_dense
+from services.compute.runner.page_room import PageRoom
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.drafter import Drafter
@@ -32,8 +33,19 @@ class Host(NamedTuple):
     @property
     def table(self) -> LentTable:
         """The page table that a drafter goes by: of layers that see everything, if there are."""
-        number = next((n for n, span in enumerate(self.spans) if span.is_full), 0)
+        number = self._group
         return LentTable(self.tables_GNL[number], self.spans[number])
+
+    @property
+    def room(self) -> PageRoom:
+        """What has pages by that table."""
+        page_tokens = self.spec.kv_groups[0].page_tokens
+        sizes = self.spec.max_num_seqs, page_tokens, self.spec.max_model_len
+        return PageRoom(*sizes, self._group)
+
+    @property
+    def _group(self) -> int:
+        return next((n for n, span in enumerate(self.spans) if span.is_full), 0)
 
 
 DrafterMaker: TypeAlias = Callable[[Host], Drafter]

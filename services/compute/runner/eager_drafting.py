@@ -13,7 +13,9 @@ from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.slot_entries import read_entries
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.eager_decoder import SeenStates
+from services.compute.runner.page_room import PageRoom
 from services.compute.runner.slot_states import Rows, SlotStates
+from services.compute.runner.uploads import StepUpload
 from services.compute.sampling.slots import Int64Array
 from services.compute.speculative.acceptance import accepted, accepted_synthetic
 from services.compute.speculative.drafter import ChunkRows, DecodeRows, Drafter
@@ -50,13 +52,15 @@ class EagerDrafting:
         drafter: Drafter,
         num_stages: int = 1,
         ranks: Ranks = ALONE,
+        room: PageRoom | None = None,
     ) -> None:
-        """As many steps as stages are all sequences' next tokens, and drafts are to be said; each
-        of the ranks has a drafter."""
+        """As many steps as stages are all sequences' next tokens, and drafts are to be said: then
+        `room` is for what is computed for them. Each of the ranks has a drafter."""
         self._settings = settings
         self._drafter = drafter
         self._num_stages = num_stages
         self._ranks = ranks
+        self._room = room if num_stages > 1 and drafter.computes else None
         # A drafter that computes has to know each step, and does not look for anything.
         self._patience = sys.maxsize if drafter.computes else PATIENCE
         self._unread: list[tuple[Int64Array, Int64Array, BoolArray]] = []  # columns of steps
@@ -71,6 +75,11 @@ class EagerDrafting:
             self._drafter.enter(entry)
             # It may be followed from the first token on.
             self._is_predicted = self._is_predicted or len(entry.prediction_ids) > 0
+
+    def follow(self, step: StepUpload) -> None:
+        """Pages and slots are as this step says from now on."""
+        if self._room is not None:
+            self._room.follow(step)
 
     def complete(
         self, states: SlotStates, rows: Rows, num_decodes: int
@@ -109,10 +118,6 @@ class EagerDrafting:
         drafts_QK = torch.from_numpy(states.drafts_NK[decodes.slots_Q])
         states.drafts_NK[decodes.slots_Q] = self._ranks.of_first(drafts_QK).numpy()
 
-    def watch(self) -> SeenStates | None:
-        """What keeps the states of a step that the drafter has to see."""
-        return SeenStates(self._drafter.layers) if self._drafter.layers else None
-
     def observe(self, rows: Rows, num_decodes: int, seen: SeenStates) -> Iterable[bool]:
         """Show the drafter what the model has made of a step's rows."""
         columns = ChunkRows(rows.slots_R, rows.q_start_R, rows.q_len_R, rows.tokens_T)
@@ -149,10 +154,32 @@ class EagerDrafting:
             if len(drafts) and (row := rows.get(slot)) is not None:
                 states.draft(slot, drafts)
                 num_found[row], found_by[row] = len(drafts), by
-        found = Found(int32_array(num_found), int32_array(found_by))
+        num_S = int32_array(num_found)
+        if self._room is not None:
+            num_S = self._computed(states, slots_S, num_S)
+        found = Found(num_S, int32_array(found_by))
         if self._num_stages == 1:
             return found
         return found._replace(drafts_SK=states.drafts_NK[slots_S, :-1].astype(np.int32))
+
+    def _computed(self, states: SlotStates, slots_S: Int64Array, open_S: Int32Array) -> Int32Array:
+        """Have the open drafts computed at once, as the first stage has to be told of them: as many
+        as there are pages for. Returns how many there are."""
+        assert self._room is not None
+        slots_Q = slots_S[open_S > 0]
+        positions_Q, tokens_Q, indices_Q = states.next_rows(slots_Q)
+        most = states.drafts_NK.shape[1] - 1
+        num_Q = np.minimum(self._room.behind(slots_Q, positions_Q), most)
+        num_S = open_S.copy()
+        num_S[open_S > 0] = num_Q
+        if not num_Q.any():
+            return num_S
+        columns = slots_Q, positions_Q, tokens_Q, indices_Q, num_Q
+        decodes = DecodeRows(*(column[num_Q > 0] for column in columns))
+        for _ in self._drafter.draft(decodes, states.drafts_NK):
+            pass
+        self._agree(states, decodes)
+        return num_S
 
     def _read(self) -> Iterator[tuple[int, tuple[Int32Array, int]]]:
         """Give the drafter what slots went on with since it had the last; yields its drafts.

@@ -106,10 +106,6 @@ class HeadDrafter:
     def computes(self) -> bool:
         return True
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self._heads[0].head.layers
-
     def enter(self, entry: SlotEntry) -> None:
         self._tokens.enter(entry)
 

@@ -13,6 +13,7 @@ from common.decoder_shape import DecoderShape, architecture_of, read_shape
 from common.errors import ConfigError, ModelError
 from common.model_folder import locate, read_model_config
 from services.compute.models.draft_head import check_fits
+from services.compute.models.eagle3 import Eagle3Config
 from services.compute.models.families import ModelConfig
 from services.compute.speculative.settings import SpeculativeSettings
 
@@ -35,6 +36,12 @@ class HeadFolder:
     def has_layer(self) -> bool:
         """Whether it keeps something of each token beside the model's state."""
         return not self.num_heads
+
+    def seen_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Of a model with so many, those whose inputs it sees; behind the last: what that makes."""
+        if self.method != "eagle3":
+            return (num_layers,)
+        return Eagle3Config.read(self.raw).layers(num_layers)
 
     def page_bytes(self, page_tokens: int, dtype: torch.dtype) -> int:
         """What a page is larger by: each layer has the states that it sees there."""

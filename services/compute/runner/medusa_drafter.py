@@ -37,10 +37,6 @@ class MedusaDrafter:
     def computes(self) -> bool:
         return True
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self._heads.layers
-
     def enter(self, entry: SlotEntry) -> None:
         (self._drafting.add if entry.drafts else self._drafting.discard)(entry.slot)
 

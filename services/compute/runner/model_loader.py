@@ -146,7 +146,8 @@ class ModelLoader:
     def shard(self) -> Shard:
         """The part of the model that is loaded."""
         ranks, stages = self.ranks, self.stages
-        return Shard(ranks.rank, ranks.size, self.placement, stages.number, stages.count)
+        about = self.placement, stages.number, stages.count
+        return Shard(ranks.rank, ranks.size, *about, has_head=self.head is not None)
 
     @property
     def heads(self) -> HeadPart:

@@ -33,6 +33,13 @@ class RunnerSpec:
     computes_drafts: bool = False  # a pass of a drafter for each of them
     num_stages: int = 1  # that each step passes, one after the other
 
+    @property
+    def max_ahead(self) -> int:
+        """Positions behind a decode row that get pages: of its drafts, and of those that a drafter
+        of the last stage computes behind them before the next plan."""
+        says_drafts = self.computes_drafts and self.num_stages > 1
+        return 2 * self.max_drafts + 1 if says_drafts else self.max_drafts
+
     def steps_ahead(self, in_flight_steps: int) -> int:
         """How many steps may be without a result when the next one is planned.
 

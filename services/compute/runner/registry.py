@@ -15,7 +15,7 @@ from common.host import processor_name
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
-from services.compute.speculative.settings import NO_DRAFTER, read_speculative
+from services.compute.speculative.settings import NO_DRAFTER, SpeculativeSettings, read_speculative
 
 if TYPE_CHECKING:  # they need torch
     from services.compute.distributed.ranks import Ranks
@@ -196,9 +196,26 @@ def check_drafter(settings: ComputeSettings) -> None:
             f"process; leave it or compute.{TENSOR} out."
         )
     if settings.pipeline_parallel_size > 1:
+        _check_drafter_of_stages(settings, drafts, what)
+
+
+def _check_drafter_of_stages(
+    settings: ComputeSettings, drafts: SpeculativeSettings, what: str
+) -> None:
+    if _takes_cuda(settings):
         raise ConfigError(
-            f"compute.speculative_config: {what} cannot draft for a model in stages yet; leave "
-            "compute.pipeline_parallel_size out, or take the method ngram or suffix."
+            f"compute.speculative_config: {what} cannot draft for a model in stages on GPUs yet; "
+            "leave compute.pipeline_parallel_size out, or take the method ngram or suffix."
+        )
+    if drafts.rejects:
+        raise ConfigError(
+            "compute.speculative_config: the acceptance rejection is there to be compared in one "
+            "process; leave it or compute.pipeline_parallel_size out."
+        )
+    if not drafts.num_speculative_tokens:
+        raise ConfigError(
+            f"compute.speculative_config: {what} drafts in stages before it is known how many "
+            "drafts pay; say num_speculative_tokens, such as 3."
         )
 
 

@@ -118,6 +118,10 @@ class SlotStates:
         np.add.at(self._output_index, slots, 1)
         self._last_token[slots] = tokens
 
+    def next_rows(self, slots_P: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Position, token and output index of what these slots compute next."""
+        return self._length[slots_P], self._last_token[slots_P], self._output_index[slots_P]
+
     def forget_drafts(self) -> None:
         """Those of all slots: none is of use after another step."""
         if self._any_drafts:

@@ -99,9 +99,9 @@ class Intake:
         self, request: Generate, choices: dict[int, AttemptId], now_s: float
     ) -> list[Sequence]:
         spec, share = self._spec, self._state.shares.of(request.client)
-        params = SequenceParams(
-            request, spec.eos_token_ids, spec.pooling, now_s, share, spec.max_drafts
-        )
+        drafts = spec.max_drafts, spec.max_ahead
+        about = spec.eos_token_ids, spec.pooling, now_s, share, drafts
+        params = SequenceParams(request, *about)
         params.predict(self._state.past_answers, spec.max_model_len)
         salt = request.cache_salt
         # Without a prefix cache only the request's own choices, and itself after a preemption, find

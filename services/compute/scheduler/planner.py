@@ -195,7 +195,7 @@ class Planner:
             stop = min(num_tokens, start + max_chunk)
         else:
             stop = start + 1  # and as many drafts as there may be tokens
-            stop = max(stop, min(stop + sequence.params.max_drafts, sequence.token_limit - 1))
+            stop = max(stop, min(stop + sequence.params.max_ahead, sequence.token_limit - 1))
         while not sequence.table.grow(stop, sequence.next_position):
             self._short_of_pages = True
             if self._are_coming(sequence.table.num_lacking(stop)):

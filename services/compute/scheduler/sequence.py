@@ -50,7 +50,7 @@ class SequenceParams:
         pooling: str = "",
         arrived_at_s: float = 0.0,
         share: ClientShare | None = None,
-        max_drafts: int = 0,
+        max_drafts: tuple[int, int] = (0, 0),
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -69,7 +69,8 @@ class SequenceParams:
         self.pools_all = request.pooling and pooling != "last"  # of every position, in one slot
         self.structured = sampling.grammar_spec is not None
         self.nonfinite = False  # a choice of it has had logits that were
-        self.max_drafts = 0 if request.pooling else max_drafts
+        # Of a row, and the positions behind it that get pages.
+        self.max_drafts, self.max_ahead = (0, 0) if request.pooling else max_drafts
         self.guesses = self.max_drafts > 0 and not self.structured  # some of a grammar are forced
         self._prediction_T = NO_IDS
         self._num_spare = 0
@@ -242,7 +243,7 @@ class Sequence:
     def set_replan(self) -> None:
         """Let the planner look again when the pages or the tokens come to an end."""
         room, end = self.table.room, self.token_limit - 1
-        self.replan_at = end if room >= end else room - self.params.max_drafts
+        self.replan_at = end if room >= end else room - self.params.max_ahead
 
     def reject(self, num_drafts: int, num_accepted: int) -> None:
         """A step has a result: so many of its drafts were right, the others were not computed."""

@@ -49,7 +49,7 @@ class SchedulerSettings(Settings):
 def most_at_once(settings: SchedulerSettings, spec: RunnerSpec) -> int:
     """Positions that a sequence may have pages for beside those that its next query sees: of its
     largest chunk, or of drafts, those in flight and those of the next two steps."""
-    drafts = (settings.in_flight_steps + 2) * spec.max_drafts
+    drafts = (settings.in_flight_steps + 2) * spec.max_ahead
     return max(min(settings.max_prefill_tokens, spec.max_step_tokens), drafts + 1)
 
 

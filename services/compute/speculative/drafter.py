@@ -47,12 +47,6 @@ class Drafter(Protocol):
         """Whether it has to see a step's rows: else `read` and `draft` have nothing to do."""
         ...
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Of the model, those whose inputs it has to see; as many as the model has: what comes out
-        of the last."""
-        ...
-
     def enter(self, entry: SlotEntry) -> None:
         """A sequence takes its slot."""
         ...
@@ -73,7 +67,7 @@ class Drafter(Protocol):
         self, rows: ChunkRows, num_decodes: int, states: Sequence[Tensor]
     ) -> Iterable[bool]:
         """See what the model has made of a step's rows, drafts among them: [T, E] of each of
-        `layers`. Rows that decode come first."""
+        the layers whose inputs it sees. Rows that decode come first."""
         ...
 
     def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:

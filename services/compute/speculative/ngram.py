@@ -43,10 +43,6 @@ class NgramDrafter:
     def computes(self) -> bool:
         return False
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return ()
-
     def enter(self, entry: SlotEntry) -> None:
         """A sequence takes its slot."""
         ids = self._tokens.enter(entry)

@@ -20,6 +20,7 @@ import torch
 
 from common.child_main import die_with_parent
 from common.config import LinkSettings
+from services.compute.config import ComputeSettings
 from services.compute.distributed import context
 from services.compute.distributed.gloo import GlooRanks
 from services.compute.distributed.ranks import Ranks
@@ -34,6 +35,7 @@ from services.compute.runner.stage_process import wait_at
 from tests.unit.compute.distributed.served import (
     DUMMY,
     HEARD_SCALE,
+    PROMPTS,
     SPREAD,
     answers,
     take_by_name,
@@ -78,28 +80,37 @@ def be_rank(rank: int, size: int, store: str, folder: Path) -> dict[str, object]
     ):
         runner = PackingRunner(load_executor(folder, settings, ranks))
         heard[name] = tokens_of(runner, settings)
-    drafting = {"model": str(folder), "num_speculative_tokens": 2}
-    settings = DUMMY.model_copy(update={"speculative_config": json.dumps(drafting)})
-    server = answers(PackingRunner(load_executor(folder, settings, ranks)), settings)
-    stats = server.scheduler.stats()
-    heard["tokens with drafts"] = [*server.tokens.values()]
-    heard["drafts are right"] = 0 < stats.accepted_drafts_total == stats.drafts_total
+    settings = drafting_for_itself(folder)
+    heard |= with_drafts(PackingRunner(load_executor(folder, settings, ranks)), settings)
     ranks.close()
     return heard
+
+
+def drafting_for_itself(folder: Path) -> ComputeSettings:
+    config = {"model": str(folder), "num_speculative_tokens": 2}
+    return DUMMY.model_copy(update={"speculative_config": json.dumps(config)})
+
+
+def with_drafts(runner: PackingRunner, settings: ComputeSettings) -> dict[str, object]:
+    server = answers(runner, settings)
+    stats = server.scheduler.stats()
+    are_right = 0 < stats.accepted_drafts_total == stats.drafts_total
+    tokens = [server.tokens[counter] for counter in range(len(PROMPTS))]
+    return {"tokens with drafts": tokens, "drafts are right": are_right}
 
 
 def be_stage(number: int, inboxes: tuple[str, ...], folder: Path) -> dict[str, object]:
     if number < len(inboxes) - 1:
         return {"status": wait_at(inboxes[number], "", LOOPBACK)}
     changes = {"pipeline_parallel_size": len(inboxes), "pipeline_stages": inboxes}
-    settings = DUMMY.model_copy(update=changes)
+    settings = drafting_for_itself(folder).model_copy(update=changes)
     group = StageGroup(folder, settings, LOOPBACK)
     executor = load_stage(folder, settings, group.stages)
     group.wait_until_ready(executor.spec())
     runner = PackingRunner(PipelineExecutor(executor, group))
-    heard: dict[str, object] = {"status": 0, "tokens": tokens_of(runner, settings)}
+    heard = with_drafts(runner, settings)
     runner.close()
-    return heard
+    return {"status": 0, **heard}
 
 
 def inboxes_of(count: int) -> tuple[str, ...]:

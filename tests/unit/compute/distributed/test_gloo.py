@@ -41,13 +41,13 @@ def test_two_and_four_processes_are_one_model_as_ranks_and_as_stages(
     expected = tokens_of(load_on_cpu(tmp_path, DUMMY), DUMMY)
     said, _ = processes.communicate(timeout=120)
     assert processes.returncode == 0
+    drafts = {"tokens with drafts": expected, "drafts are right": True}
     rank = {
         "sums": True, "parts": True, "least": 5,
         "tokens": expected, "tokens of whole experts": expected,
-        "tokens of shared prompts": expected,
-        "tokens with drafts": expected, "drafts are right": True,
+        "tokens of shared prompts": expected, **drafts,
     }  # fmt: skip
-    stage, last_stage = {"status": 0}, {"status": 0, "tokens": expected}
+    stage, last_stage = {"status": 0}, {"status": 0, **drafts}
     heard = [json.loads(line) for line in said.splitlines()]
     assert [heard.count(each) for each in (rank, stage, last_stage)] == [6, 4, 2]
     assert len(heard) == 12

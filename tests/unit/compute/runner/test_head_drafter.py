@@ -26,6 +26,7 @@ from tests.cases import num_cases
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.rank_threads import RankThreads
+from tests.unit.compute.distributed.stage_memory import StagesHere
 from tests.unit.compute.draft_heads import save_head
 from tests.unit.compute.engine_histories import EOS_IDS
 from tests.unit.compute.engine_server import Restricted, Server
@@ -50,10 +51,6 @@ class Watched:
     @property
     def computes(self) -> bool:
         return self._drafter.computes
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self._drafter.layers
 
     def enter(self, entry: SlotEntry) -> None:
         self._texts[entry.slot] = [*entry.prompt_ids.tolist(), *entry.output_ids.tolist()]
@@ -139,6 +136,7 @@ class Case(NamedTuple):
     variant: str
     every: int = 1  # of so many steps one has drafts
     num_ranks: int = 1
+    num_stages: int = 1
 
 
 @pytest.mark.parametrize(
@@ -154,8 +152,12 @@ class Case(NamedTuple):
         Case("eagle", "llama", num_ranks=2),
         Case("medusa", "llama", num_ranks=2),
         Case("mtp", "glm4_moe", num_ranks=2),
+        Case("eagle3", "llama", num_stages=3),
+        Case("mtp 2", "deepseek_v3", num_stages=2),
+        Case("eagle", "llama", every=3, num_stages=2),
+        Case("medusa", "llama", num_stages=2),
         Case("mtp", "deepseek_v3", num_ranks=2),
-    ][: num_cases(10, 11)],
+    ][: num_cases(14, 15)],
     ids=lambda case: " ".join(map(str, case)),
 )
 def test_drafts_are_those_of_the_whole_text(
@@ -164,7 +166,7 @@ def test_drafts_are_those_of_the_whole_text(
     watched: list[Watched],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    method, variant, every, num_ranks = case
+    method, variant, every, num_ranks, num_stages = case
     monkeypatch.setattr(read_rows, "FEW", 2)
     monkeypatch.setattr(head_drafter, "READ_AT_ONCE", 16)
     monkeypatch.setattr(Seldom, "every", every)
@@ -180,15 +182,16 @@ def test_drafts_are_those_of_the_whole_text(
     changes = {"speculative_config": config, "swap_space": swap_space}
     settings = SETTINGS.model_copy(update=changes)
     few = {"num_pages": 10, "num_host_pages": num_host_pages, "eos_token_ids": EOS_IDS}
-    ranks = RankThreads(folder, settings, num_ranks)
-    runners = PackingRunner(ranks), load_on_cpu(folder, SETTINGS)
+    ranks = RankThreads(folder, settings, num_ranks) if num_stages == 1 else None
+    executor = ranks or StagesHere(folder, settings, num_stages).executor
+    runners = PackingRunner(executor), load_on_cpu(folder, SETTINGS)
     servers = [
         Server(Restricted(runner, **few), each)
         for runner, each in zip(runners, (settings, SETTINGS), strict=True)
     ]
     for server in servers:
         talk(server)
-    ranks.close()
+    executor.close()
     assert servers[0].tokens == servers[1].tokens
     assert len(watched) == num_ranks
     drafter, *others = watched

@@ -79,6 +79,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 max_num_seqs=shape["max_num_seqs"],
                 max_step_tokens=shape["max_step_tokens"],
                 max_drafts=shape["max_drafts"],
+                computes_drafts=shape["max_drafts"] == 5,  # in a pipeline more pages are taken
                 num_stages=self.num_groups,
             ),
             SchedulerSettings(
