@@ -1,6 +1,6 @@
 """What drafts are worth on a CPU: one stream, with them and without, in turn; and the same texts.
 
-    python -m benchmarks.drafts [--rounds 5] [--ranks 1]
+    python -m benchmarks.drafts [--rounds 5] [--ranks 1 | --stages 1]
 
 Servers of the demo model, of which the one that is asked has the machine. Texts that repeat
 what was said are what drafts from the text itself are for; answers to questions have little of it,
@@ -32,7 +32,11 @@ DRAFTERS = {
         for count in (1, 2, 3)
     },
 }
-OF_RANKS = "a small model", "a small model, always 2"
+PAGES = {
+    "ranks": ("a small model", "a small model, always 2"),
+    "stages": ("the text", "a small model, always 2", "a small model, always 3"),
+}
+"""What drafts beside several processes."""
 MAX_TOKENS = 96
 
 COLOURS = "Here is a list: " + ", ".join(["red", "green", "blue", "yellow"] * 5) + ","
@@ -106,16 +110,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=1, help="processes of the demo")
+    parser.add_argument("--stages", type=int, default=1, help="or so many, each with some layers")
     asked = parser.parse_args()
-    rounds, is_split = asked.rounds, asked.ranks > 1
+    rounds = asked.rounds
+    kind = "ranks" if asked.ranks > 1 else "stages" if asked.stages > 1 else ""
     options = ["--device", "cpu", "--served-model-name", "demo", "-tp", str(asked.ranks)]
-    options.append("--speculative-config")
+    options += ["-pp", str(asked.stages), "--speculative-config"]
     with contextlib.ExitStack() as stack:
         without = stack.enter_context(Stack(DEMO, *options, "off"))
         drafting = {
             name: stack.enter_context(Stack(DEMO, *options, config))
             for name, config in DRAFTERS.items()
-            if not is_split or name in OF_RANKS
+            if not kind or name in PAGES[kind]
         }
         rows = [
             [task, *row]
@@ -123,8 +129,8 @@ def main() -> None:
             for row in measure(without, drafting, bodies, rounds)
         ]
     report = Report(
-        "drafts_ranks" if is_split else "drafts",
-        f"Drafts beside {asked.ranks} ranks on a CPU" if is_split else "Drafts on a CPU",
+        f"drafts_{kind}" if kind else "drafts",
+        f"Drafts beside {getattr(asked, kind)} {kind} on a CPU" if kind else "Drafts on a CPU",
         "Target: 1.5 times the tokens of one stream where a text repeats, none lost elsewhere.",
     )
     report.text(

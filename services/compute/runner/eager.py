@@ -143,7 +143,9 @@ class EagerExecutor:
         self._drafting: EagerDrafting | None = None
         if loader.drafts is not None and make_drafter is not None:
             host = Host(spec, self._sampler, self._tables_GNL, self._spans)
-            more = spec.num_stages, loader.ranks, host.room
+            # of either kind of ranks each has a drafter
+            ranks = loader.ranks if loader.context.size == 1 else loader.context
+            more = spec.num_stages, ranks, host.room
             self._drafting = EagerDrafting(loader.drafts, make_drafter(host), *more)
         rows = spec.max_num_seqs
         sizes = {
@@ -198,14 +200,14 @@ class EagerExecutor:
         """The forward pass; pauses where the loop may turn, which takes a layer at most, and says
         whether there is anything to compute yet."""
         rows, num_decodes = ticket.rows, step.header[NUM_DECODE_ROWS]
+        num_own = step.header[NUM_OWN]
+        tokens = DealtTokens(self._context, num_own) if num_own else ALL_HERE
         if self._drafting is not None:
-            rows = yield from self._drafting.complete(self._states, rows, num_decodes)
+            rows = yield from self._drafting.complete(self._states, rows, num_decodes, tokens)
             ticket.rows = rows
         q_start, q_len = rows.q_start_R, rows.q_len_R
         num_pages = -(-int((q_start + q_len).max()) // self._geometry.page_tokens)
         tables_GRL = self._tables_GNL[:, :, :num_pages][:, rows.slots_R]
-        num_own = step.header[NUM_OWN]
-        tokens = DealtTokens(self._context, num_own) if num_own else ALL_HERE
         attention = self._attentions(q_start, q_len, tables_GRL, num_decodes, tokens)
         tokens_T, seen, before_TE = torch.from_numpy(rows.tokens_T), self._between.watch(), None
         if not self._shard.is_first:

@@ -9,12 +9,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from services.compute.distributed.context import ALL_HERE, StoredTokens
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.slot_entries import read_entries
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.eager_decoder import SeenStates
 from services.compute.runner.page_room import PageRoom
 from services.compute.runner.slot_states import Rows, SlotStates
+from services.compute.runner.step_chunks import StepChunks
 from services.compute.runner.uploads import StepUpload
 from services.compute.sampling.slots import Int64Array
 from services.compute.speculative.acceptance import accepted, accepted_synthetic
@@ -39,6 +41,7 @@ class Found(NamedTuple):
     drafts_SK: Int32Array = NO_DRAFTS
 
 
+NO_CHUNKS = StepChunks(ChunkRows(*[np.zeros(0, dtype=np.int64)] * 4))
 NOT_LOOKED = Found(NO_IDS, NO_IDS)
 
 
@@ -66,6 +69,7 @@ class EagerDrafting:
         self._unread: list[tuple[Int64Array, Int64Array, BoolArray]] = []  # columns of steps
         self._num_unused = 0  # steps without drafts, since the last one with some
         self._is_predicted = False  # the answer of a sequence that has just entered
+        self._step = NO_CHUNKS
 
     def enter(self, packed: Int32Array) -> None:
         """Sequences take their slots."""
@@ -82,20 +86,19 @@ class EagerDrafting:
             self._room.follow(step)
 
     def complete(
-        self, states: SlotStates, rows: Rows, num_decodes: int
+        self,
+        states: SlotStates,
+        rows: Rows,
+        num_decodes: int,
+        tokens: StoredTokens = ALL_HERE,
     ) -> Generator[bool, None, Rows]:
         """Show a step's rows to the drafter, which guesses what it left open; returns them with
-        the drafts that there are."""
+        the drafts that there are. `tokens`: whose the step's are."""
         if not self._drafter.computes:
             return rows
-        chunks = ChunkRows(
-            rows.slots_R[num_decodes:],
-            rows.q_start_R[num_decodes:],
-            rows.q_len_R[num_decodes:],
-            rows.tokens_T[num_decodes:],
-        )
-        if len(chunks.tokens_T):
-            yield from self._drafter.read(chunks)
+        self._step = StepChunks.of(rows, num_decodes, tokens)
+        if len(self._step.chunks.tokens_T):
+            yield from self._drafter.read(self._step.chunks)
         if not num_decodes:
             return rows
         firsts = np.flatnonzero(rows.number_S[:num_decodes] == 0)
@@ -120,8 +123,11 @@ class EagerDrafting:
 
     def observe(self, rows: Rows, num_decodes: int, seen: SeenStates) -> Iterable[bool]:
         """Show the drafter what the model has made of a step's rows."""
-        columns = ChunkRows(rows.slots_R, rows.q_start_R, rows.q_len_R, rows.tokens_T)
-        return self._drafter.observe(columns, num_decodes, seen.states)
+        decodes = rows.slots_R, rows.q_start_R, rows.q_len_R, rows.tokens_T
+        columns = zip(decodes, self._step.chunks, strict=True)
+        whole = ChunkRows(*(np.concatenate((d[:num_decodes], chunk)) for d, chunk in columns))
+        states = [self._step.whole(x_TE) for x_TE in seen.states]
+        return self._drafter.observe(whole, num_decodes, states)
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         self._drafter.transfer(direction, pages)

@@ -185,15 +185,15 @@ def check_drafter(settings: ComputeSettings) -> None:
             "CPU; leave it out."
         )
     what = f"the method {drafts.method}" if drafts.is_head else "a draft model"
-    if settings.prefill_context_parallel_size > 1:
+    if settings.prefill_context_parallel_size > 1 and _takes_cuda(settings):
         raise ConfigError(
             f"compute.speculative_config: {what} cannot draft for ranks that share the tokens of "
-            f"prompts yet; leave compute.{CONTEXT} out, or take the method ngram."
+            f"prompts on GPUs yet; leave compute.{CONTEXT} out, or take the method ngram."
         )
-    if drafts.rejects and settings.tensor_parallel_size > 1:
+    if drafts.rejects and settings.num_ranks > 1:
         raise ConfigError(
             "compute.speculative_config: the acceptance rejection is there to be compared in one "
-            f"process; leave it or compute.{TENSOR} out."
+            f"process; leave it or compute.{_ranks_name(settings)} out."
         )
     if settings.pipeline_parallel_size > 1:
         _check_drafter_of_stages(settings, drafts, what)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
+from services.compute.distributed import context
 from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.draft_head import ModelEnds
@@ -137,6 +138,7 @@ class Case(NamedTuple):
     every: int = 1  # of so many steps one has drafts
     num_ranks: int = 1
     num_stages: int = 1
+    shares: bool = False  # ranks have all of the model, and a part of the prompts' tokens each
 
 
 @pytest.mark.parametrize(
@@ -153,11 +155,13 @@ class Case(NamedTuple):
         Case("medusa", "llama", num_ranks=2),
         Case("mtp", "glm4_moe", num_ranks=2),
         Case("eagle3", "llama", num_stages=3),
+        Case("mtp 2", "deepseek_v3", num_ranks=2, shares=True),
+        Case("medusa", "llama", num_ranks=3, shares=True),
         Case("mtp 2", "deepseek_v3", num_stages=2),
         Case("eagle", "llama", every=3, num_stages=2),
         Case("medusa", "llama", num_stages=2),
         Case("mtp", "deepseek_v3", num_ranks=2),
-    ][: num_cases(14, 15)],
+    ][: num_cases(16, 17)],
     ids=lambda case: " ".join(map(str, case)),
 )
 def test_drafts_are_those_of_the_whole_text(
@@ -166,7 +170,8 @@ def test_drafts_are_those_of_the_whole_text(
     watched: list[Watched],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    method, variant, every, num_ranks, num_stages = case
+    method, variant, every, num_ranks, num_stages, shares = case
+    monkeypatch.setattr(context, "MIN_STRIPE", 2)
     monkeypatch.setattr(read_rows, "FEW", 2)
     monkeypatch.setattr(head_drafter, "READ_AT_ONCE", 16)
     monkeypatch.setattr(Seldom, "every", every)
@@ -180,6 +185,8 @@ def test_drafts_are_those_of_the_whole_text(
     num_host_pages = 20 if every == 1 else 0  # without, what is preempted is computed again
     swap_space = SETTINGS.swap_space if num_host_pages else 0.0
     changes = {"speculative_config": config, "swap_space": swap_space}
+    if shares:
+        changes["prefill_context_parallel_size"] = num_ranks
     settings = SETTINGS.model_copy(update=changes)
     few = {"num_pages": 10, "num_host_pages": num_host_pages, "eos_token_ids": EOS_IDS}
     ranks = RankThreads(folder, settings, num_ranks) if num_stages == 1 else None
