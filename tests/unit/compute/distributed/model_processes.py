@@ -65,23 +65,23 @@ def parts_stand_side_by_side(ranks: Ranks, width: int) -> bool:
 
 def be_rank(rank: int, size: int, store: str, folder: Path) -> dict[str, object]:
     """With a part of every expert, with some experts as a whole, with all of the model as drafter,
-    and with all of the model and a share of the prompts, in chunks."""
+    and, with that, all of the model and a share of the prompts, in chunks."""
     ranks = GlooRanks(rank, size, store)
     heard: dict[str, object] = {
         "sums": sums_are_a_tree(ranks),
         "parts": parts_stand_side_by_side(ranks, 199),
         "least": ranks.least(5 + rank),
     }
+    drafting = drafting_for_itself(folder)
     shared = {"prefill_context_parallel_size": size, "max_prefill_tokens": 24}
     for name, settings in (
         ("tokens", DUMMY),
         ("tokens of whole experts", SPREAD),
-        ("tokens of shared prompts", DUMMY.model_copy(update=shared)),
+        ("tokens of shared prompts", drafting.model_copy(update=shared)),
     ):
         runner = PackingRunner(load_executor(folder, settings, ranks))
         heard[name] = tokens_of(runner, settings)
-    settings = drafting_for_itself(folder)
-    heard |= with_drafts(PackingRunner(load_executor(folder, settings, ranks)), settings)
+    heard |= with_drafts(PackingRunner(load_executor(folder, drafting, ranks)), drafting)
     ranks.close()
     return heard
 
