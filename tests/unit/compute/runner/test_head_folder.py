@@ -11,6 +11,7 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
+from services.compute.runner import registry
 from services.compute.runner.eager import CPU
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.registry import load_runner
@@ -76,10 +77,19 @@ def test_of_next_token_layers_there_are_as_many_as_there_may_be_drafts(tmp_path:
     assert sizes[1] == 3 * sizes[0]
 
 
-def test_heads_do_not_draft_for_ranks_that_share_prompts() -> None:
-    settings = drafting_with("mtp").model_copy(update={"prefill_context_parallel_size": 2})
-    with pytest.raises(ConfigError, match="method mtp cannot draft for ranks that share"):
-        load_runner(Path("nowhere"), settings)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("prefill_context_parallel_size", "method mtp cannot draft for ranks that share"),
+        ("pipeline_parallel_size", "method mtp cannot draft for a model in stages on GPUs"),
+    ],
+)
+def test_heads_do_not_draft_everywhere_on_gpus(
+    name: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_takes_cuda", lambda settings: True)
+    with pytest.raises(ConfigError, match=says):
+        load_runner(Path("nowhere"), drafting_with("mtp").model_copy(update={name: 2}))
 
 
 def test_a_page_has_room_for_states_and_for_what_the_head_keeps(

@@ -94,10 +94,9 @@ class SchedulerHistory(RuleBasedStateMachine):
             make_policy(self.policy, 0.05),
             shape["transfer_turns"],
         )
-        self.counter = 0
+        self.counter = self.num_skipped = 0
         self.damaged: set[int] = set()
         self.unsampled: tuple[StepPlan, bool] | None = None
-        self.num_skipped = 0
 
     @rule(own=st.lists(st.integers(0, 31), min_size=1, max_size=12), wish=wishes)
     def add(self, own: list[int], wish: dict[str, Any]) -> None:
