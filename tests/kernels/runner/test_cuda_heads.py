@@ -101,13 +101,17 @@ SPLIT = [
     "case",
     [
         Case("eagle3", "llama", converse, every=2),
-        Case("mtp", "deepseek_v3", say_little),
         Case("mtp 2", "deepseek_v3", say_little),
         Case("medusa", "llama", say_little),
         *(() if ON_GPU else SPLIT[: num_cases(1, 4)]),
         *(
             pytest.param(Case(*heads, converse), marks=pytest.mark.gpu)
-            for heads in (("eagle3", "llama"), ("eagle", "llama"), ("mtp", "glm4_moe"))
+            for heads in (
+                ("eagle3", "llama"),
+                ("eagle", "llama"),
+                ("mtp", "glm4_moe"),
+                ("mtp 3", "deepseek_v3"),
+            )
         ),
     ],
     ids=lambda case: f"{case.method} {case.variant} {case.every} {case.num_ranks}",

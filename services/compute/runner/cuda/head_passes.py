@@ -79,7 +79,7 @@ class HeadPasses:
         self._wide_SV: Tensor | None = None  # logits, if the head has fewer tokens
         self._ids_D = decoder.drafts.ending.ids_D
         self._normed_SE: Tensor | None = None  # if the model makes its logits
-        if decoder.shares_head:
+        if any(each.shares_head for each in loaded.decoders):
             self._normed_SE = torch.zeros_like(machine.decoder.hidden_TE[: sizes.max_rows])
         elif decoder.shape.vocab_size != vocab_size or self._ids_D is not None:
             wide = max(sizes.max_rows // 2, 1), vocab_size
@@ -124,7 +124,7 @@ class HeadPasses:
 
     def logits(self, head: int, num_samples: int) -> Tensor:
         model = self._models[head]
-        if self._normed_SE is not None:
+        if self._normed_SE is not None and self._loaded.decoders[head].shares_head:
             normed_SE, index_S = self._normed_SE[:num_samples], self.inputs.sample_token_S
             model.decoder.normed_at(index_S[:num_samples], normed_SE)
             return self._machine.decoder.logits_of(normed_SE)
