@@ -21,7 +21,7 @@ from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.latent import latent_attention
-from services.compute.models.pre_norm import pre_norm_layers
+from services.compute.models.serial_layers import serial_layers
 
 
 class DeepseekConfig(FamilyConfig):
@@ -85,7 +85,7 @@ def _layers(
             bias_X = make.float32(name, mixture.num_experts)
         return make.experts(at, routing, choice_bias_X=bias_X, shared=shared)
 
-    return pre_norm_layers(
+    return serial_layers(
         make,
         NormForm(config.rms_norm_eps),
         lambda at: latent_attention(make, at, latent, rope, scale),

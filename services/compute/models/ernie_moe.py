@@ -14,7 +14,7 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
-from services.compute.models.pre_norm import build_pre_norm
+from services.compute.models.serial_layers import build_serial
 
 
 class ErnieMoeConfig(FamilyConfig):
@@ -46,7 +46,7 @@ def build(config: ErnieMoeConfig, make: Builder[Any]) -> Decoder[Any]:
             shared=shared(mlp),
         )
 
-    return build_pre_norm(
+    return build_serial(
         make,
         NormForm(config.rms_norm_eps),
         lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=bias),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.layers.parts import Attention
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, WindowedConfig
+from services.compute.models.serial_layers import POST_NORMS, build_serial
 
 
 class Exaone4Config(WindowedConfig):
@@ -26,22 +27,17 @@ class Exaone4Config(WindowedConfig):
 def build(config: Exaone4Config, make: Builder[Any]) -> Decoder[Any]:
     norm, rope = NormForm(config.rms_norm_eps), make.rope()
 
-    def layer(at: str) -> Layer[Any]:
+    def attention(at: str) -> Attention[Any]:
         turns = config.sliding_window is None or not make.span.is_full
-        return SerialLayer(
-            Sublayer(
-                None,
-                make.attention(f"{at}.self_attn", rope if turns else None, head_norm=norm),
-                behind=make.norm(f"{at}.post_attention_layernorm", norm),
-            ),
-            Sublayer(
-                None,
-                make.gated_mlp(f"{at}.mlp"),
-                behind=make.norm(f"{at}.post_feedforward_layernorm", norm),
-            ),
-        )
+        return make.attention(at, rope if turns else None, head_norm=norm)
 
-    return make.decoder(layer, norm)
+    return build_serial(
+        make,
+        norm,
+        attention,
+        lambda at, number: make.gated_mlp(f"{at}.mlp"),
+        norms=POST_NORMS,
+    )
 
 
 EXAONE4 = Family(Exaone4Config, build)

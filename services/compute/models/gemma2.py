@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import PLAIN_ROPE, Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.ends import LLAMA_NAMES, TopNames
 from services.compute.models.family import Family, WindowedConfig
+from services.compute.models.serial_layers import NormNames, build_serial
+
+NORMS = NormNames(
+    before_mixer="input_layernorm",
+    behind_mixer="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    behind_mlp="post_feedforward_layernorm",
+)
 
 
 class Gemma2Config(WindowedConfig):
@@ -39,33 +46,21 @@ def build(
     norm = NormForm(config.rms_norm_eps, plus_one=True, round_first=False)
     bias = config.attention_bias
     ropes = {kind: make.rope(kind, rope) for kind in ("full_attention", "sliding_attention")}
-
-    def layer(at: str) -> Layer[Any]:
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.attention(
-                    f"{at}.self_attn",
-                    ropes[make.layer_type],
-                    qkv_bias=bias,
-                    out_bias=bias,
-                    head_norm=norm if has_head_norms else None,
-                    scale=config.query_pre_attn_scalar**-0.5,
-                    softcap=config.attn_logit_softcapping or 0.0,
-                ),
-                behind=make.norm(f"{at}.post_attention_layernorm", norm),
-            ),
-            Sublayer(
-                make.norm(f"{at}.pre_feedforward_layernorm", norm),
-                make.gated_mlp(f"{at}.mlp", activation="gelu_tanh"),
-                behind=make.norm(f"{at}.post_feedforward_layernorm", norm),
-            ),
-        )
-
-    return make.decoder(
-        layer,
+    return build_serial(
+        make,
         norm,
-        names,
+        lambda at: make.attention(
+            at,
+            ropes[make.layer_type],
+            qkv_bias=bias,
+            out_bias=bias,
+            head_norm=norm if has_head_norms else None,
+            scale=config.query_pre_attn_scalar**-0.5,
+            softcap=config.attn_logit_softcapping or 0.0,
+        ),
+        lambda at, number: make.gated_mlp(f"{at}.mlp", activation="gelu_tanh"),
+        norms=NORMS,
+        names=names,
         embedding_scale=make.rounded(make.shape.hidden_size**0.5),
         logit_softcap=config.final_logit_softcapping or 0.0,
     )

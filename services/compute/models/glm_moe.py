@@ -15,7 +15,7 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
-from services.compute.models.pre_norm import pre_norm_layers
+from services.compute.models.serial_layers import serial_layers
 
 
 class GlmMoeConfig(FamilyConfig):
@@ -61,7 +61,7 @@ def layers(config: GlmMoeConfig, make: Builder[Any]) -> Callable[[str], Layer[An
             shared=make.gated_mlp(f"{mlp}.shared_experts", width=mixture.shared_width),
         )
 
-    return pre_norm_layers(
+    return serial_layers(
         make,
         norm,
         lambda at: make.attention(

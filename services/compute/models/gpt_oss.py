@@ -17,8 +17,8 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_EXPERTS
 from services.compute.models.family import Family, WindowedConfig
-from services.compute.models.pre_norm import build_pre_norm
 from services.compute.models.safetensors_files import Stack
+from services.compute.models.serial_layers import build_serial
 
 EXPERTS = replace(QWEN_EXPERTS, router="mlp.router", have_bias=True, interleaved=True)
 STACKS = tuple(
@@ -58,7 +58,7 @@ def build(config: GptOssConfig, make: Builder[Any]) -> Decoder[Any]:
         return make.experts(at, routing, EXPERTS, gating="swiglu_oai")
 
     norm = NormForm(config.rms_norm_eps, round_first=False)
-    return build_pre_norm(make, norm, attention, experts)
+    return build_serial(make, norm, attention, experts)
 
 
 GPT_OSS = Family(GptOssConfig, build, STACKS)

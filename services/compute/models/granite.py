@@ -10,8 +10,8 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import ExpertModules
 from services.compute.models.family import Family, FamilyConfig
-from services.compute.models.pre_norm import FeedForward, build_pre_norm
 from services.compute.models.safetensors_files import Stack
+from services.compute.models.serial_layers import FeedForward, build_serial
 
 MIXTURE = "block_sparse_moe"
 EXPERTS = ExpertModules(
@@ -41,7 +41,7 @@ class GraniteConfig(GraniteMoeConfig):
 
 def _build(config: GraniteMoeConfig, make: Builder[Any], feed_forward: FeedForward) -> Decoder[Any]:
     rope, bias = make.rope(), config.attention_bias
-    return build_pre_norm(
+    return build_serial(
         make,
         NormForm(config.rms_norm_eps),
         lambda at: make.attention(

@@ -10,7 +10,7 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS, ExpertModules
 from services.compute.models.family import Family, FamilyConfig
-from services.compute.models.pre_norm import FeedForward, build_pre_norm
+from services.compute.models.serial_layers import FeedForward, build_serial
 
 EXPERTS = ExpertModules(router="mlp.gate.wg")
 
@@ -43,7 +43,7 @@ def _build(config: HunyuanConfig, make: Builder[Any], feed_forward: FeedForward)
             norms_rotated=True,
         )
 
-    return build_pre_norm(make, norm, attention, feed_forward)
+    return build_serial(make, norm, attention, feed_forward)
 
 
 def build(config: HunyuanConfig, make: Builder[Any]) -> Decoder[Any]:

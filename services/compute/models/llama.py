@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import PLAIN_ROPE, Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, FamilyConfig, WindowedConfig
+from services.compute.models.serial_layers import build_serial
 
 
 class LlamaConfig(FamilyConfig):
@@ -54,19 +54,12 @@ def build(
     bias = config.attention_bias
     out_bias = bias if out_bias is None else out_bias
 
-    def layer(at: str) -> Layer[Any]:
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.attention(f"{at}.self_attn", rope, qkv_bias=bias, out_bias=out_bias),
-            ),
-            Sublayer(
-                make.norm(f"{at}.post_attention_layernorm", norm),
-                make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
-            ),
-        )
-
-    return make.decoder(layer, norm)
+    return build_serial(
+        make,
+        norm,
+        lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=out_bias),
+        lambda at, number: make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
+    )
 
 
 def build_mistral(config: MistralConfig, make: Builder[Any]) -> Decoder[Any]:

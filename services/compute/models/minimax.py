@@ -12,7 +12,7 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import MIXTRAL_EXPERTS
 from services.compute.models.family import Family, FamilyConfig
-from services.compute.models.pre_norm import build_pre_norm
+from services.compute.models.serial_layers import build_serial
 
 
 class MiniMaxConfig(FamilyConfig):
@@ -40,7 +40,7 @@ def build(config: MiniMaxConfig, make: Builder[Any]) -> Decoder[Any]:
             choice_bias_X=make.float32(bias, routing.num_experts),
         )
 
-    return build_pre_norm(
+    return build_serial(
         make,
         norm,
         lambda at: make.attention(at, rope, **make.norms_of_all_heads(at, norm, rope)),

@@ -10,7 +10,7 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import MIXTRAL_EXPERTS
 from services.compute.models.family import Family, WindowedConfig
-from services.compute.models.pre_norm import build_pre_norm
+from services.compute.models.serial_layers import build_serial
 
 
 class MixtralConfig(WindowedConfig):
@@ -21,7 +21,7 @@ class MixtralConfig(WindowedConfig):
 def build(config: MixtralConfig, make: Builder[Any]) -> Decoder[Any]:
     rope = make.rope(defaults=RopeDefaults(theta=1_000_000.0))
     routing = Routing(make.mixture.num_experts, make.mixture.top_k)
-    return build_pre_norm(
+    return build_serial(
         make,
         NormForm(config.rms_norm_eps),
         lambda at: make.attention(at, rope),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.layers.parts import MLP
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, FamilyConfig
+from services.compute.models.serial_layers import build_serial
 
 
 class NemotronConfig(FamilyConfig):
@@ -30,20 +31,12 @@ def _build(
 ) -> Decoder[Any]:
     turn, bias = make.rope(defaults=rope), config.attention_bias
 
-    def layer(at: str) -> Layer[Any]:
-        up, down = f"{at}.mlp.up_proj", f"{at}.mlp.down_proj"
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.attention(f"{at}.self_attn", turn, qkv_bias=bias, out_bias=bias),
-            ),
-            Sublayer(
-                make.norm(f"{at}.post_attention_layernorm", norm),
-                make.mlp(up, down, config.mlp_bias, "relu2"),
-            ),
-        )
+    def mlp(at: str, number: int) -> MLP[Any]:
+        return make.mlp(f"{at}.mlp.up_proj", f"{at}.mlp.down_proj", config.mlp_bias, "relu2")
 
-    return make.decoder(layer, norm)
+    return build_serial(
+        make, norm, lambda at: make.attention(at, turn, qkv_bias=bias, out_bias=bias), mlp
+    )
 
 
 def build(config: NemotronConfig, make: Builder[Any]) -> Decoder[Any]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.layers.parts import Attention
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, FamilyConfig, WindowedConfig
+from services.compute.models.serial_layers import POST_NORMS, build_serial
 
 
 class Olmo2Config(FamilyConfig):
@@ -39,28 +40,18 @@ def build(config: Olmo2Config, make: Builder[Any]) -> Decoder[Any]:
     norm, bias = NormForm(config.rms_norm_eps, round_first=False), config.attention_bias
     ropes = {k: make.rope(k, config.rope) for k in ("full_attention", "sliding_attention")}
 
-    def layer(at: str) -> Layer[Any]:
-        rope, self_attn = ropes[make.layer_type], f"{at}.self_attn"
-        return SerialLayer(
-            Sublayer(
-                None,
-                make.attention(
-                    self_attn,
-                    rope,
-                    qkv_bias=bias,
-                    out_bias=bias,
-                    **make.norms_of_all_heads(self_attn, norm, rope),
-                ),
-                behind=make.norm(f"{at}.post_attention_layernorm", norm),
-            ),
-            Sublayer(
-                None,
-                make.gated_mlp(f"{at}.mlp"),
-                behind=make.norm(f"{at}.post_feedforward_layernorm", norm),
-            ),
-        )
+    def attention(at: str) -> Attention[Any]:
+        rope = ropes[make.layer_type]
+        norms = make.norms_of_all_heads(at, norm, rope)
+        return make.attention(at, rope, qkv_bias=bias, out_bias=bias, **norms)
 
-    return make.decoder(layer, norm)
+    return build_serial(
+        make,
+        norm,
+        attention,
+        lambda at, number: make.gated_mlp(f"{at}.mlp"),
+        norms=POST_NORMS,
+    )
 
 
 OLMO2, OLMO3 = Family(Olmo2Config, build), Family(Olmo3Config, build)

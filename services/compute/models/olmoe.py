@@ -9,7 +9,7 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
-from services.compute.models.pre_norm import build_pre_norm
+from services.compute.models.serial_layers import build_serial
 
 
 class OlmoeConfig(FamilyConfig):
@@ -24,7 +24,7 @@ def build(config: OlmoeConfig, make: Builder[Any]) -> Decoder[Any]:
     norm, rope, bias = NormForm(config.rms_norm_eps), make.rope(), config.attention_bias
     mixture = make.mixture
     routing = Routing(mixture.num_experts, mixture.top_k, renormalised=config.norm_topk_prob)
-    return build_pre_norm(
+    return build_serial(
         make,
         norm,
         lambda at: make.attention(

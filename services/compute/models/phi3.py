@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.layers.parts import Attention
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, WindowedConfig
+from services.compute.models.serial_layers import build_serial
 
 
 class Phi3Config(WindowedConfig):
@@ -18,23 +19,13 @@ class Phi3Config(WindowedConfig):
 def build(config: Phi3Config, make: Builder[Any]) -> Decoder[Any]:
     norm, rope = NormForm(config.rms_norm_eps), make.rope()
 
-    def layer(at: str) -> Layer[Any]:
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.mixer(
-                    make.qkv([f"{at}.self_attn.qkv_proj"], rope, bias=False),
-                    make.out(f"{at}.self_attn.o_proj"),
-                    rope,
-                ),
-            ),
-            Sublayer(
-                make.norm(f"{at}.post_attention_layernorm", norm),
-                make.gated_mlp(f"{at}.mlp", merged=True),
-            ),
-        )
+    def attention(at: str) -> Attention[Any]:
+        qkv = make.qkv([f"{at}.qkv_proj"], rope, bias=False)
+        return make.mixer(qkv, make.out(f"{at}.o_proj"), rope)
 
-    return make.decoder(layer, norm)
+    return build_serial(
+        make, norm, attention, lambda at, number: make.gated_mlp(f"{at}.mlp", merged=True)
+    )
 
 
 PHI3 = Family(Phi3Config, build)

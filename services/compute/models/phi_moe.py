@@ -10,7 +10,7 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import MIXTRAL_EXPERTS
 from services.compute.models.family import Family, WindowedConfig
-from services.compute.models.pre_norm import build_pre_norm
+from services.compute.models.serial_layers import build_serial
 
 
 class PhiMoeConfig(WindowedConfig):
@@ -30,7 +30,7 @@ def build(config: PhiMoeConfig, make: Builder[Any]) -> Decoder[Any]:
         renormalised=False,
         tolerance=2 * config.router_jitter_noise,
     )
-    return build_pre_norm(
+    return build_serial(
         make,
         NormForm(config.rms_norm_eps, "layer", has_bias=True),
         lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=bias),

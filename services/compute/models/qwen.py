@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from services.compute.kernels.span import FULL, AttentionSpan
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, WindowedConfig
+from services.compute.models.serial_layers import build_serial
 
 
 class Qwen2Config(WindowedConfig):
@@ -29,40 +29,24 @@ class Qwen3Config(Qwen2Config):
     attention_bias: bool = False
 
 
-def _build(
-    config: Qwen2Config, make: Builder[Any], qkv_bias: bool, out_bias: bool, has_head_norms: bool
-) -> Decoder[Any]:
-    norm, rope = NormForm(config.rms_norm_eps), make.rope()
-
-    def layer(at: str) -> Layer[Any]:
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.attention(
-                    f"{at}.self_attn",
-                    rope,
-                    qkv_bias=qkv_bias,
-                    out_bias=out_bias,
-                    head_norm=norm if has_head_norms else None,
-                ),
-            ),
-            Sublayer(
-                make.norm(f"{at}.post_attention_layernorm", norm),
-                make.gated_mlp(f"{at}.mlp"),
-            ),
-        )
-
-    return make.decoder(layer, norm)
+def build2(config: Qwen2Config, make: Builder[Any]) -> Decoder[Any]:
+    rope = make.rope()
+    return build_serial(
+        make,
+        NormForm(config.rms_norm_eps),
+        lambda at: make.attention(at, rope, qkv_bias=True),
+        lambda at, number: make.gated_mlp(f"{at}.mlp"),
+    )
 
 
-def _build2(config: Qwen2Config, make: Builder[Any]) -> Decoder[Any]:
-    return _build(config, make, qkv_bias=True, out_bias=False, has_head_norms=False)
+def build3(config: Qwen3Config, make: Builder[Any]) -> Decoder[Any]:
+    norm, rope, bias = NormForm(config.rms_norm_eps), make.rope(), config.attention_bias
+    return build_serial(
+        make,
+        norm,
+        lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=bias, head_norm=norm),
+        lambda at, number: make.gated_mlp(f"{at}.mlp"),
+    )
 
 
-def _build3(config: Qwen3Config, make: Builder[Any]) -> Decoder[Any]:
-    bias = config.attention_bias
-    return _build(config, make, qkv_bias=bias, out_bias=bias, has_head_norms=True)
-
-
-QWEN2 = Family(Qwen2Config, _build2)
-QWEN3 = Family(Qwen3Config, _build3)
+QWEN2, QWEN3 = Family(Qwen2Config, build2), Family(Qwen3Config, build3)

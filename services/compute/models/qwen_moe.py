@@ -11,7 +11,7 @@ from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
-from services.compute.models.pre_norm import FeedForward, build_pre_norm
+from services.compute.models.serial_layers import FeedForward, build_serial
 
 
 class QwenMoeConfig(FamilyConfig):
@@ -51,7 +51,7 @@ def _feed_forward(config: QwenMoeConfig, make: Builder[Any], has_shared: bool) -
 
 def build2(config: Qwen2MoeConfig, make: Builder[Any]) -> Decoder[Any]:
     rope = make.rope()
-    return build_pre_norm(
+    return build_serial(
         make,
         NormForm(config.rms_norm_eps),
         lambda at: make.attention(at, rope, qkv_bias=config.qkv_bias),
@@ -61,7 +61,7 @@ def build2(config: Qwen2MoeConfig, make: Builder[Any]) -> Decoder[Any]:
 
 def build3(config: Qwen3MoeConfig, make: Builder[Any]) -> Decoder[Any]:
     norm, rope, bias = NormForm(config.rms_norm_eps), make.rope(), config.attention_bias
-    return build_pre_norm(
+    return build_serial(
         make,
         norm,
         lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=bias, head_norm=norm),

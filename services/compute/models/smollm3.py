@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from services.compute.kernels.span import FULL, AttentionSpan
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.layers.parts import Attention
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, WindowedConfig, rotates
+from services.compute.models.serial_layers import build_serial
 
 
 class SmolLM3Config(WindowedConfig):
@@ -36,22 +37,16 @@ def build(config: SmolLM3Config, make: Builder[Any]) -> Decoder[Any]:
     norm, bias = NormForm(config.rms_norm_eps), config.attention_bias
     rope = make.rope(defaults=RopeDefaults(theta=2_000_000.0))
 
-    def layer(at: str) -> Layer[Any]:
+    def attention(at: str) -> Attention[Any]:
         turns = config.rotates(make.layer_number)
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.attention(
-                    f"{at}.self_attn", rope if turns else None, qkv_bias=bias, out_bias=bias
-                ),
-            ),
-            Sublayer(
-                make.norm(f"{at}.post_attention_layernorm", norm),
-                make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
-            ),
-        )
+        return make.attention(at, rope if turns else None, qkv_bias=bias, out_bias=bias)
 
-    return make.decoder(layer, norm)
+    return build_serial(
+        make,
+        norm,
+        attention,
+        lambda at, number: make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
+    )
 
 
 SMOLLM3 = Family(SmolLM3Config, build)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, WindowedConfig
+from services.compute.models.serial_layers import build_serial
 
 
 class Starcoder2Config(WindowedConfig):
@@ -20,19 +20,12 @@ def build(config: Starcoder2Config, make: Builder[Any]) -> Decoder[Any]:
     norm = NormForm(config.norm_epsilon, kind="layer", has_bias=True, round_first=False)
     rope, bias = make.rope(), config.use_bias
 
-    def layer(at: str) -> Layer[Any]:
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.attention(f"{at}.self_attn", rope, qkv_bias=bias, out_bias=bias),
-            ),
-            Sublayer(
-                make.norm(f"{at}.post_attention_layernorm", norm),
-                make.mlp(f"{at}.mlp.c_fc", f"{at}.mlp.c_proj", bias, "gelu_tanh"),
-            ),
-        )
-
-    return make.decoder(layer, norm)
+    return build_serial(
+        make,
+        norm,
+        lambda at: make.attention(at, rope, qkv_bias=bias, out_bias=bias),
+        lambda at, number: make.mlp(f"{at}.mlp.c_fc", f"{at}.mlp.c_proj", bias, "gelu_tanh"),
+    )
 
 
 STARCODER2 = Family(Starcoder2Config, build)
