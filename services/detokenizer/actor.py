@@ -83,7 +83,6 @@ class DetokenizerActor(Worker):
 
     def tick(self, now_s: float) -> None:
         """Beat, and end the streams of routers whose lease ran out."""
-        self._streams.expire(now_s)
         self.beat(now_s)
 
     def state(self, now_s: float) -> WorkerState:

@@ -6,7 +6,7 @@ Synchronous and given the clock; the actor sends what comes out.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -22,11 +22,9 @@ from common.messages.generate import StreamHeader
 from common.messages.text import TextGenerated
 from common.messages.tokens import TokenRow, TokensGenerated
 from common.telemetry import trace
+from common.tombstones import Tombstones
 from services.detokenizer.stream import AttemptStream, TextChunk, TextStream, parsed_stream
 from services.detokenizer.vocabulary import TokenVocabulary
-
-TOMBSTONE_S = 60.0
-MAX_TOMBSTONES = 65_536
 
 LOST = Failure(503, "tokens_lost", "Part of the answer was lost on its way.", retryable=True)
 
@@ -73,7 +71,7 @@ class Streams:
         self._bytes_of = vocabulary.decoding.token_bytes
         self._entries: dict[str, dict[int, _OpenStream]] = {}  # by router and counter
         self._replies: dict[str, Address] = {}  # by router
-        self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()  # dropped, until when
+        self._tombstones = Tombstones()  # of what was dropped
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
@@ -113,9 +111,7 @@ class Streams:
         entry = self._entries.get(attempt.router, {}).pop(attempt.counter, None)
         if entry is not None:
             _end_span(entry, "aborted")
-        self._tombstones[attempt] = now_s + TOMBSTONE_S
-        while len(self._tombstones) > MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)
+        self._tombstones.bury(attempt, now_s)
 
     def drop_router(self, router: str, now_s: float) -> list[AbortOrder]:
         """Forget every attempt of a router that is gone; compute need not go on with them."""
@@ -146,16 +142,12 @@ class Streams:
     def open_counters(self, router: str) -> list[int]:
         return list(self._entries.get(router, ()))
 
-    def expire(self, now_s: float) -> None:
-        while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
-            self._tombstones.popitem(last=False)
-
     def _open(
         self, row: TokenRow, compute: Address, now_s: float, outcome: StepOutcome
     ) -> _OpenStream | None:
         """Make the state of an attempt that is new here; None if it cannot have one."""
         attempt = AttemptId(row.router, row.counter)
-        if attempt in self._tombstones:
+        if self._tombstones.is_buried(attempt, now_s):
             return None
         opened = row.opened
         try:

@@ -134,7 +134,6 @@ class TokenizerActor(Worker):
     def tick(self, now_s: float) -> None:
         """Watch the pool, end the requests of routers whose lease has expired, send heartbeats."""
         self._pool.tick()
-        self._requests.expire(now_s)
         self.beat(now_s)
 
     def _take(self, message: Tokenize | TokenizeQuery, now_s: float) -> None:

@@ -6,7 +6,6 @@ Pure decisions: nothing is sent here.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -24,10 +23,8 @@ from common.messages.tokenize import (
     TokenizeQuery,
     TokenLimits,
 )
+from common.tombstones import Tombstones
 from services.tokenizer.jobs import TextBound, size_of
-
-TOMBSTONE_S = 60.0
-MAX_TOMBSTONES = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +74,7 @@ class RequestTable:
         self._max_bytes = max_bytes
         self._by_attempt: dict[AttemptId, PendingRequest] = {}
         self._requests: dict[PendingRequest, None] = {}  # in the order of arrival
-        self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()  # until when
+        self._tombstones = Tombstones()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -96,7 +93,7 @@ class RequestTable:
         if any(attempt in self._by_attempt for attempt in attempts):
             return False
         for attempt in attempts:
-            if self._tombstones.get(attempt, 0.0) > now_s:
+            if self._tombstones.is_buried(attempt, now_s):
                 request.aborted.add(attempt.counter)
         if len(request.aborted) == len(attempts):
             return False
@@ -118,10 +115,7 @@ class RequestTable:
         """End an attempt; return its request, now closed, if that was its last live attempt."""
         request = self._by_attempt.get(attempt)
         if request is None:
-            self._tombstones.pop(attempt, None)  # to the end again, with its new time
-            self._tombstones[attempt] = now_s + TOMBSTONE_S
-            if len(self._tombstones) > MAX_TOMBSTONES:
-                self._tombstones.popitem(last=False)
+            self._tombstones.bury(attempt, now_s)
             return None
         request.aborted.add(attempt.counter)
         if request.live_runs():
@@ -145,11 +139,6 @@ class RequestTable:
             for attempt in request.attempts
             if attempt.counter not in request.aborted
         )
-
-    def expire(self, now_s: float) -> None:
-        """Drop expired tombstones."""
-        while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
-            self._tombstones.popitem(last=False)
 
 
 def check_ids(ids: array[int], vocab_size: int, field: str) -> Failure | None:

@@ -89,7 +89,7 @@ class Intake:
             attempt = attempt_of(request, index)
             if attempts.get(attempt) is not None:
                 continue
-            if attempts.is_buried(attempt, now_s):
+            if attempts.tombstones.is_buried(attempt, now_s):
                 self._state.outputs.extend([never_started(request, attempt, "aborted", None)])
             else:
                 choices[index] = attempt

@@ -89,7 +89,7 @@ class Scheduler:
         """End one attempt; one that is not open is refused should it still come."""
         sequence = self._state.attempts.get(attempt)
         if sequence is None:
-            self._state.attempts.bury(attempt, now_s)
+            self._state.attempts.tombstones.bury(attempt, now_s)
             return False
         self._state.end(sequence, "aborted")
         return True

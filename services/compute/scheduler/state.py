@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
@@ -15,6 +14,7 @@ from common.messages.address import AttemptId
 from common.messages.failure import Ending, EndReason, Failure
 from common.messages.logprobs import PromptLogprobs
 from common.messages.tokens import TokenLogprobs
+from common.tombstones import Tombstones
 from services.compute.kv.memory import KVMemory
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.outputs import Output, OutputRoutes, SequenceOutput
@@ -42,8 +42,6 @@ class SchedulerSettings(Settings):
     forced_drafts: bool = True  # not where drafts are right by chance, to measure
     # To draft from; 0: none are kept. What shares no prefixes shares no answers either.
     past_answers_bytes: int = Field(default=0, ge=0)
-    tombstone_s: float = Field(default=60.0, ge=0.0)  # how long an early abort is remembered
-    max_tombstones: int = Field(default=16384, ge=1)
 
 
 def most_at_once(settings: SchedulerSettings, spec: RunnerSpec) -> int:
@@ -56,10 +54,8 @@ def most_at_once(settings: SchedulerSettings, spec: RunnerSpec) -> int:
 class OpenAttempts:
     """Sequences without a terminal, by router; tombstones of attempts aborted before they came."""
 
-    def __init__(self, tombstone_s: float, max_tombstones: int) -> None:
-        self._tombstone_s = tombstone_s
-        self._max_tombstones = max_tombstones
-        self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()
+    def __init__(self) -> None:
+        self.tombstones = Tombstones()
         self._by_router: dict[str, dict[int, Sequence]] = {}
 
     def __bool__(self) -> bool:
@@ -85,25 +81,6 @@ class OpenAttempts:
 
     def counters(self, router: str) -> list[int]:
         return list(self._by_router.get(router, ()))
-
-    def bury(self, attempt: AttemptId, now_s: float) -> None:
-        self._forget_old_tombstones(now_s)
-        self._tombstones[attempt] = now_s
-        self._tombstones.move_to_end(attempt)
-        if len(self._tombstones) > self._max_tombstones:
-            self._tombstones.popitem(last=False)
-
-    def is_buried(self, attempt: AttemptId, now_s: float) -> bool:
-        self._forget_old_tombstones(now_s)
-        return attempt in self._tombstones
-
-    def _forget_old_tombstones(self, now_s: float) -> None:
-        tombstones = self._tombstones
-        while tombstones:
-            buried_at_s = next(iter(tombstones.values()))
-            if now_s - buried_at_s < self._tombstone_s:
-                return
-            tombstones.popitem(last=False)
 
 
 class Forks:
@@ -273,7 +250,7 @@ class SchedulerState:
 
     def __init__(self, memory: KVMemory, settings: SchedulerSettings, num_slots: int) -> None:
         self.memory = memory
-        self.attempts = OpenAttempts(settings.tombstone_s, settings.max_tombstones)
+        self.attempts = OpenAttempts()
         self.shares = Shares()
         self.waiting = WaitingQueue()
         self.forks = Forks(self.waiting)

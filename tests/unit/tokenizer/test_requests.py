@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from common.messages.address import Address, AttemptId
 from common.messages.tokenize import TextPrompt, TokenizeQuery
+from common.tombstones import TOMBSTONE_S
 from services.tokenizer.requests import (
-    MAX_TOMBSTONES,
-    TOMBSTONE_S,
     PendingRequest,
     RequestTable,
 )
@@ -71,15 +70,6 @@ def test_an_early_abort_of_one_choice_leaves_the_others() -> None:
     three = pending(1, num_choices=3)
     assert requests.open(three, NOW_S)
     assert three.live_runs() == [(0, 1), (2, 1)]
-
-
-def test_tombstones_are_bounded_and_expire() -> None:
-    requests = table()
-    for counter in range(MAX_TOMBSTONES + 10):
-        requests.abort(AttemptId("r", counter), NOW_S)
-    assert len(requests._tombstones) == MAX_TOMBSTONES
-    requests.expire(NOW_S + TOMBSTONE_S)
-    assert not requests._tombstones
 
 
 def test_a_request_that_is_open_already_is_not_opened_twice() -> None:

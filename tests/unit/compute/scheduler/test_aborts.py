@@ -148,26 +148,6 @@ def test_a_tombstone_covers_one_choice_only() -> None:
     assert len(loop.streams[2].tokens) == 8
 
 
-def test_a_tombstone_is_forgotten_after_a_minute() -> None:
-    loop = Loop(make_spec())
-    loop.abort(7)
-    loop.now_s = 60.0
-    loop.add(make_request(7))
-    loop.run()
-    loop.check_finished()
-    assert len(loop.streams[7].tokens) == 8
-
-
-def test_tombstones_are_bounded_and_the_oldest_goes_first() -> None:
-    loop = Loop(make_spec(), SchedulerSettings(max_tombstones=2))
-    for counter in (1, 2, 3):
-        loop.abort(counter)
-    for counter in (1, 2, 3):
-        loop.add(make_request(counter))
-    loop.hear()
-    assert [bool(loop.streams[counter].ending) for counter in (1, 2, 3)] == [False, True, True]
-
-
 def test_a_request_whose_attempt_is_open_already_is_passed_over() -> None:
     loop = Loop(make_spec())
     loop.add(make_request(0))
