@@ -279,8 +279,9 @@ class Registration(Heartbeats):
 class Worker(ABC):
     """What the actors of the three workers share: registration, readiness and drain."""
 
-    def __init__(self, registration: Registration) -> None:
+    def __init__(self, registration: Registration, clock: Callable[[], float]) -> None:
         self._registration = registration
+        self._clock = clock
 
     @property
     @abstractmethod
@@ -313,7 +314,12 @@ class Worker(ABC):
         """Whether every attempt has ended and no router has sent another."""
         return self.idle and self._registration.released
 
-    def beat(self, now_s: float) -> None:
+    def peer_lost(self, peer: Address) -> None:
+        """End the attempts of a router that takes no messages."""
+        self._registration.lost(peer)
+        self.drop_router(peer.instance_id, self._clock())
+
+    def tick(self, now_s: float) -> None:
         """Send the heartbeats that are due, and end the attempts of routers that are gone."""
         for router in self._registration.tick(now_s, self.state(now_s)):
             self.drop_router(router, now_s)

@@ -67,10 +67,9 @@ class ComputeActor(Worker):
         registration: Registration,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(registration)
+        super().__init__(registration, clock)
         self._settings = settings
         self._device = device
-        self._clock = clock
         self._spans = GenerateSpans()
         self._step_id = 0
         self._num_waits = 0  # beats at which everything waited for masks
@@ -151,14 +150,13 @@ class ComputeActor(Worker):
 
     def peer_lost(self, peer: Address) -> None:
         """End the attempts of a router or towards a detokenizer that takes no messages."""
-        self._registration.lost(peer)
-        self.drop_router(peer.instance_id, self._clock())
+        super().peer_lost(peer)
         self._queue.end_all(lambda request: request.detokenizer == peer, "aborted", self._clock())
         self._steps.wake()
 
     def tick(self, now_s: float) -> None:
         self._grammars.tick(now_s)
-        self.beat(now_s)
+        super().tick(now_s)
 
     def state(self, now_s: float) -> WorkerState:
         stats = self._scheduler.stats()
@@ -196,11 +194,6 @@ class ComputeActor(Worker):
     def longest_block_s(self) -> float:
         longest_s = min(BLOCKS * self._steps.longest_block_s, MOST_BLOCK_S)
         return max(self._runner.spec().stall_after_s, longest_s)
-
-    @property
-    def num_open(self) -> int:
-        stats = self._scheduler.stats()
-        return stats.num_running + stats.num_waiting + stats.num_swapped + len(self._queue)
 
     async def stop(self) -> None:
         """Commit what is in flight, end the rest as moved, and release the device."""

@@ -40,11 +40,10 @@ class DetokenizerActor(Worker):
         registration: Registration,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(registration, clock)
         self._settings = settings
         self._folder = folder
         self._card = card
-        super().__init__(registration)
-        self._clock = clock
         self._steps = SpanRing("text", "detokenize", "rows")
         self._turns = Turns(clock)
         self._loop_share = BusyShare(time.thread_time)
@@ -76,15 +75,6 @@ class DetokenizerActor(Worker):
                 track = self._steps.track(now_s - message.seconds)
                 self._send(message.reply, timeline_part(message, self._clock, (track,)))
 
-    def peer_lost(self, peer: Address) -> None:
-        """End the streams of a router that takes no messages; a compute's end by their routers."""
-        self._registration.lost(peer)
-        self.drop_router(peer.instance_id, self._clock())
-
-    def tick(self, now_s: float) -> None:
-        """Beat, and end the streams of routers whose lease ran out."""
-        self.beat(now_s)
-
     def state(self, now_s: float) -> WorkerState:
         num_routers = self._registration.num_routers
         signals = Signals(self._loop_share.at(now_s), num_routers=num_routers)
@@ -98,10 +88,6 @@ class DetokenizerActor(Worker):
     @property
     def idle(self) -> bool:
         return not (len(self._streams) or len(self._turns))
-
-    @property
-    def num_open(self) -> int:
-        return len(self._streams)
 
     async def stop(self) -> None:
         """Tell the routers to send on what still runs; they have the journal."""

@@ -68,13 +68,12 @@ class TokenizerActor(Worker):
         Where a query does not say how long its text may be, the length in the model's folder bounds
         it.
         """
-        super().__init__(registration)
+        super().__init__(registration, clock)
         self._settings = settings
         self._card = card
         self._pool = pool
         self._about = about
         self._query_bound = TextBound(card.max_model_len, settings.max_chars_per_token)
-        self._clock = clock
         self._requests = RequestTable(settings.max_pending_requests, settings.max_pending_bytes)
         self._encoded = SpanRing("prompts", "tokenize", "tokens")
         self._pool_share = BusyShare(lambda: pool.busy_s)
@@ -83,10 +82,6 @@ class TokenizerActor(Worker):
     @property
     def idle(self) -> bool:
         return not self._requests
-
-    @property
-    def num_open(self) -> int:
-        return len(self._requests)
 
     async def start(self, transport: Transport) -> None:
         """Start the pool; ModelError when the model folder cannot be used."""
@@ -123,18 +118,9 @@ class TokenizerActor(Worker):
             case InspectionQuery():
                 self._transport.send(message.reply, Inspection(message.query, self._about))
 
-    def peer_lost(self, peer: Address) -> None:
-        """End the requests of a router that does not accept messages.
-
-        The router itself notices a lost compute: this tokenizer keeps no state for it.
-        """
-        self._registration.lost(peer)
-        self.drop_router(peer.instance_id, self._clock())
-
     def tick(self, now_s: float) -> None:
-        """Watch the pool, end the requests of routers whose lease has expired, send heartbeats."""
         self._pool.tick()
-        self.beat(now_s)
+        super().tick(now_s)
 
     def _take(self, message: Tokenize | TokenizeQuery, now_s: float) -> None:
         size = size_of_request(message)

@@ -40,7 +40,7 @@ async def test_every_request_gets_its_tokens_and_one_terminal(
     for counter, attempt in enumerate(attempts):
         assert len(ring.tokens(attempt)) == counter + 1
         assert ring.endings(attempt) == ["length"]
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
     assert ring.actor.drained
 
 
@@ -50,7 +50,7 @@ async def test_the_warm_up_leaves_nothing_behind(
 ) -> None:
     ring = make_ring(schedule=schedule, static_batch_window_s=60.0)
     await ring.start()
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
     stats = ring.device.scheduler.stats()
     assert stats.pages_free == stats.pages_total
 
@@ -182,7 +182,7 @@ async def test_a_router_that_falls_silent_loses_its_attempts(
     now_s = asyncio.get_running_loop().time()
     for step in range(30):
         ring.actor.tick(now_s + step * 0.1)
-    await ring.until(lambda: ring.actor.num_open == 0)
+    await ring.until(lambda: ring.actor.idle)
 
 
 async def test_heartbeats_list_open_attempts_and_load(make_ring: Callable[..., Ring]) -> None:

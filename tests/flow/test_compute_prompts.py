@@ -56,7 +56,7 @@ async def test_an_embedding_comes_with_the_terminal(ring: Ring) -> None:
         vectors.append(array("f", ended.embedding).tolist())
     assert [len(vector) for vector in vectors] == [64] * 4
     assert vectors[0] == vectors[3] != vectors[1]
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
 
 
 async def test_an_abort_of_either_ends_it_once(ring: Ring) -> None:

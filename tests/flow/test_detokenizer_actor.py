@@ -104,7 +104,7 @@ async def test_one_step_becomes_one_message_for_each_router(ring: Ring) -> None:
     assert ring.texts("r1") == ["n1", "n3"]
     assert ring.texts("r2") == ["n2"]
     assert len([m for m in ring.got["r1"] if isinstance(m, TextGenerated)]) == 1
-    assert ring.actor.num_open == 3
+    assert ring.actor.state(0.0).load.num_running == 3
 
 
 async def test_the_usage_of_a_stopped_stream_says_what_became_of_its_drafts(ring: Ring) -> None:
@@ -143,7 +143,7 @@ async def test_a_stop_string_ends_the_stream_for_the_router_and_at_compute(ring:
     late.end(ring.header(router), Ending("aborted", Usage(4, 1, 6)))
     ring.send(late)
     assert ring.texts("r1") == ["ab"]
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
 
 
 async def test_at_its_end_it_tells_the_routers_to_send_its_streams_on(ring: Ring) -> None:
@@ -187,7 +187,7 @@ async def test_a_router_that_falls_silent_loses_its_streams_and_no_others(ring: 
     for _ in range(8):
         ring.tick(0.4)
         ring.answer_beats("r2")
-    assert ring.actor.num_open == 1
+    assert not ring.actor.idle
     assert ring.got["compute"] == [Abort(AttemptId("r1.1", 1), "lost")]
 
 
@@ -199,7 +199,7 @@ async def test_an_abort_leaves_no_entry(ring: Ring) -> None:
     ring.send(step)
     router.send(ring.transport.address, Abort(attempt, "client_gone"))
     ring.exchange.deliver()
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
 
 
 async def test_the_log_names_the_attempts_whose_text_was_not_sent(ring: Ring) -> None:

@@ -71,7 +71,7 @@ def check_person(ring: Ring, attempt: AttemptId) -> None:
 async def all_ended(ring: Ring, attempts: list[AttemptId]) -> None:
     """Wait for every terminal; nothing may be left."""
     await ring.until(lambda: all(ring.endings(attempt) for attempt in attempts))
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
     stats = ring.device.scheduler.stats()
     assert stats.pages_free == stats.pages_total
 
@@ -355,7 +355,7 @@ async def test_preemption_keeps_the_place_in_the_grammar(tmp_path: Path) -> None
 async def test_a_drain_waits_for_what_is_held_and_its_end_moves_it(tmp_path: Path) -> None:
     async with structured_ring(tmp_path) as ring:
         held = ring.ask(1, **structured(schema_grammar(PERSON)))
-        await ring.until(lambda: ring.actor.num_open == 1)
+        await ring.until(lambda: not ring.actor.idle)
         ring.actor.drain()
         assert not ring.actor.drained
         await ring.actor.stop()

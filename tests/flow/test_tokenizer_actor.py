@@ -78,7 +78,7 @@ async def test_a_prompt_goes_on_to_compute_with_everything_that_compute_needs() 
         call_key=call_key(5, message.admitted_at_s),
         first_counter=6,
     )
-    assert ring.actor.num_open == 0 and not ring.at_router
+    assert ring.actor.idle and not ring.at_router
 
 
 async def test_a_chat_is_rendered_at_the_time_of_its_admission() -> None:
@@ -124,7 +124,7 @@ async def test_what_cannot_be_generated_from_is_refused(prompt: IdsPrompt, code:
     assert (refused.attempt, refused.num_choices) == (AttemptId("router.1", 4), 3)
     assert (refused.failure.status, refused.failure.code) == (400, code)
     assert refused.failure.field == "prompt[2]"
-    assert not ring.at_compute and ring.actor.num_open == 0
+    assert not ring.at_compute and ring.actor.idle
 
 
 async def test_a_failure_in_the_process_names_the_prompts_field() -> None:
@@ -157,7 +157,7 @@ async def test_an_aborted_request_is_forgotten_wherever_it_is() -> None:
     ring = await Ring().start()
     ring.send(*[request(counter) for counter in (1, 2, 3)])
     ring.send(*[Abort(AttemptId("router.1", counter), "client_gone") for counter in (1, 2, 3, 4)])
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
     ring.answer(1)
     ring.answer(1, process=1)
     ring.send(request(4), request(5, prompt=IdsPrompt(int32s([5]))))
@@ -203,7 +203,7 @@ async def test_a_router_that_falls_silent_loses_its_requests() -> None:
     ring.exchange.delay("tokenizer")
     for _ in range(25):
         ring.pass_time(0.1)
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
     ring.answer(1)
     assert not ring.at_compute
 
@@ -215,14 +215,14 @@ async def test_a_router_that_answers_keeps_its_requests() -> None:
         ring.pass_time(0.1)
         if ring.beats():
             ring.send(RouterAlive(address("router"), ring.beats()[-1].beat))
-    assert ring.actor.num_open == 1 and ring.actor.ready
+    assert not ring.actor.idle and ring.actor.ready
 
 
 async def test_a_router_that_accepts_no_messages_loses_its_requests() -> None:
     ring = await Ring().start()
     ring.send(request(1), request(2))
     ring.actor.peer_lost(address("router"))
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
 
 
 async def test_a_named_router_that_is_not_there_costs_the_others_nothing() -> None:
@@ -230,7 +230,7 @@ async def test_a_named_router_that_is_not_there_costs_the_others_nothing() -> No
     ring = await Ring().start()
     ring.send(request(1))
     ring.actor.peer_lost(Address("mem://router2", ""))
-    assert ring.actor.num_open == 1
+    assert not ring.actor.idle
     ring.answer(1)
     assert ring.at_compute
 
@@ -274,7 +274,7 @@ async def test_stopping_hands_back_what_is_unfinished() -> None:
     for process in ring.processes.started:
         process.die()
     await stopping
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
 
 
 async def test_a_generate_that_no_link_can_carry_is_refused() -> None:
@@ -284,7 +284,7 @@ async def test_a_generate_that_no_link_can_carry_is_refused() -> None:
     ring.answer(*range(100))
     failure = ring.refusal().failure
     assert (failure.status, failure.code) == (413, "prompt_too_large")
-    assert ring.actor.num_open == 0
+    assert ring.actor.idle
 
 
 async def test_the_log_names_the_request_whose_process_died_or_whose_answer_was_not_sent() -> None:

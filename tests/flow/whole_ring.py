@@ -281,10 +281,10 @@ class WholeRing:
                 )
             elif isinstance(actor, ComputeActor):
                 stats = self.devices[name].scheduler.stats()
-                counts = (actor.num_open, stats.pages_total - stats.pages_free)
+                counts = (not actor.idle, stats.pages_total - stats.pages_free)
             else:
                 assert isinstance(actor, TokenizerActor | DetokenizerActor)
-                counts = (actor.num_open,)
+                counts = (not actor.idle,)
             if any(counts):
                 found[name] = counts
         return found
