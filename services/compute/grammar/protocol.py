@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from common.child_main import pack_frame
@@ -28,13 +27,12 @@ from services.compute.step import (
     BoolArray,
     ForcedTokens,
     Int32Array,
+    Int64Array,
     SlotDelta,
     StepPlan,
     StepResult,
     mask_words,
 )
-
-Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 MOST_FORCED = 15
 """Tokens in a row that are known to be the only ones, as far as the worker goes ahead at once."""

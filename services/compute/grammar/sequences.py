@@ -13,7 +13,6 @@ from common.messages.failure import Failure
 from services.compute.grammar.protocol import (
     MOST_FORCED,
     NUM_PLANES,
-    Int64Array,
     MaskMemory,
     MaskStatus,
     StartSequence,
@@ -23,6 +22,7 @@ from services.compute.step import (
     BoolArray,
     ForcedTokens,
     Int32Array,
+    Int64Array,
     SlotDelta,
     StepPlan,
     StepResult,

@@ -6,12 +6,11 @@ Shape legend: P pages, U runs of pages.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int32Array: TypeAlias = npt.NDArray[np.int32]
+from services.compute.step import Int32Array
 
 
 class Direction(IntEnum):

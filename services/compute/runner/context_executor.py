@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from services.compute.distributed.context import MAX_DEALT, Deal, deal_chunk
-from services.compute.expert_counters import ExpertCounters
 from services.compute.kernels.step_buffers import (
     HEADER_INTS,
     NUM_DECODE_ROWS,
@@ -21,11 +20,9 @@ from services.compute.kernels.step_buffers import (
     NUM_ROWS,
     NUM_TOKENS,
 )
-from services.compute.kv.transfer import Direction, PagePairs
-from services.compute.runner.executor import Executor, UploadKind
-from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.executor import Executor, OuterExecutor, UploadKind
 from services.compute.runner.uploads import NUM_POOLS, NUM_SCORES, ChunkRow, StepUpload
-from services.compute.step import NO_IDS, Int32Array, StepResult
+from services.compute.step import NO_IDS, Int32Array
 
 
 class _Piece(NamedTuple):
@@ -120,46 +117,12 @@ def _in_common(chunk: ChunkRow, deals: dict[int, Deal]) -> range:
     return deals[chunk.row].alike if chunk.row in deals else range(chunk.length)
 
 
-class ContextExecutor:
+class ContextExecutor(OuterExecutor):
     """The executor of one rank, which gets its share of each step."""
 
     def __init__(self, executor: Executor, rank: int, size: int) -> None:
-        self._executor = executor
+        super().__init__(executor)
         self._dealer = Dealer(rank, size)
 
-    def spec(self) -> RunnerSpec:
-        return self._executor.spec()
-
-    def buffer(self, kind: UploadKind) -> Int32Array:
-        return self._executor.buffer(kind)
-
-    def enter(self, num_ints: int) -> None:
-        self._executor.enter(num_ints)
-
     def forward(self, num_ints: int) -> Any:
-        num_ints = self._dealer.deal(self._executor.buffer(UploadKind.STEP), num_ints)
-        return self._executor.forward(num_ints)
-
-    def go_on(self, ticket: Any) -> bool:
-        return self._executor.go_on(ticket)
-
-    def sample(self, ticket: Any, num_ints: int) -> Any:
-        return self._executor.sample(ticket, num_ints)
-
-    def result(self, ticket: Any) -> StepResult:
-        return self._executor.result(ticket)
-
-    def ready(self, ticket: Any) -> bool:
-        return self._executor.ready(ticket)
-
-    def transfer(self, direction: Direction, pages: PagePairs) -> Any:
-        return self._executor.transfer(direction, pages)
-
-    def transferred(self, ticket: Any) -> bool:
-        return self._executor.transferred(ticket)
-
-    def expert_counters(self) -> ExpertCounters | None:
-        return self._executor.expert_counters()
-
-    def close(self) -> None:
-        self._executor.close()
+        return super().forward(self._dealer.deal(self.buffer(UploadKind.STEP), num_ints))

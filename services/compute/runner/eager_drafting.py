@@ -18,11 +18,10 @@ from services.compute.runner.page_room import PageRoom
 from services.compute.runner.slot_states import Rows, SlotStates
 from services.compute.runner.step_chunks import StepChunks
 from services.compute.runner.uploads import StepUpload
-from services.compute.sampling.slots import Int64Array
 from services.compute.speculative.acceptance import accepted, accepted_synthetic
 from services.compute.speculative.drafter import ChunkRows, DecodeRows, Drafter
 from services.compute.speculative.settings import SpeculativeSettings
-from services.compute.step import NO_DRAFTS, NO_IDS, BoolArray, Int32Array, int32_array
+from services.compute.step import NO_DRAFTS, NO_IDS, BoolArray, Int32Array, Int64Array, int32_array
 
 PATIENCE = 16
 """Steps in a row of which none has drafts, be it that none were found or that none are worth it,

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from common.errors import FatalError
-from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.transfer import Direction, PagePairs
-from services.compute.runner.executor import Executor, UploadKind
+from services.compute.runner.executor import Executor, OuterExecutor, UploadKind
 from services.compute.runner.frames import (
     RESULT,
     TRANSFER,
@@ -17,7 +16,6 @@ from services.compute.runner.frames import (
     transfer_ints,
 )
 from services.compute.runner.group import FollowerGroup
-from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.uploads import StepUpload
 from services.compute.step import Int32Array, StepResult, int32_array
 
@@ -31,7 +29,7 @@ class LeaderTicket(NamedTuple):
     own: Any
 
 
-class LeaderExecutor:
+class LeaderExecutor(OuterExecutor):
     """An executor that has the followers make each call, and then makes it itself.
 
     Ranks that have parted never meet again: whatever goes wrong in one of them ends the process,
@@ -40,15 +38,9 @@ class LeaderExecutor:
     """
 
     def __init__(self, executor: Executor, group: FollowerGroup) -> None:
-        self._executor = executor
+        super().__init__(executor)
         self._group = group
         self._num_transfers = 0
-
-    def spec(self) -> RunnerSpec:
-        return self._executor.spec()
-
-    def buffer(self, kind: UploadKind) -> Int32Array:
-        return self._executor.buffer(kind)
 
     def enter(self, num_ints: int) -> None:
         ints = self.buffer(UploadKind.ENTRIES)[:num_ints]
@@ -91,9 +83,6 @@ class LeaderExecutor:
         if is_done:  # steps from here on may use its pages, and all ranks have to have them
             self._all_ranks(TRANSFERRED, int32_array((ticket.number,)), lambda: None)
         return is_done
-
-    def expert_counters(self) -> ExpertCounters | None:
-        return self._executor.expert_counters()
 
     def close(self) -> None:
         self._executor.close()

@@ -62,35 +62,14 @@ class SlotErrors(Exception):
         self.by_slot = by_slot
 
 
-class Runner(Protocol):
-    """Executes step plans in the order given; forward and sample do not wait for the device.
-
-    Where the device is the CPU, nothing overlaps: `go_on` computes. Such a runner says so in its
-    spec, and the engine then takes each result before it plans on.
-    """
+class StepDevice(Protocol):
+    """What a runner and an executor have in common: all that follows a step's launch."""
 
     def spec(self) -> RunnerSpec: ...
-
-    def forward(self, plan: StepPlan) -> Any:
-        """Apply the plan's deltas and launch its forward pass.
-
-        Returns a ticket, opaque to the engine, for the step on its way through the device.
-
-        Raises SlotErrors, before anything else is done, for new sequences whose settings cannot be
-        taken; the plan may then come again without those settings.
-        """
-        ...
 
     def go_on(self, ticket: Any) -> bool:
         """Where nothing overlaps, compute for a while; returns whether the forward pass is done, or
         on the device, whose stage may have to wait for another's."""
-        ...
-
-    def sample(self, ticket: Any, masks: TokenMasks | None = None) -> Any:
-        """Launch the sampling of the plan's samples; return the ticket.
-
-        Structured samples are all either in the masks or skipped.
-        """
         ...
 
     def result(self, ticket: Any) -> StepResult:
@@ -120,6 +99,31 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release the device."""
+        ...
+
+
+class Runner(StepDevice, Protocol):
+    """Executes step plans in the order given; forward and sample do not wait for the device.
+
+    Where the device is the CPU, nothing overlaps: `go_on` computes. Such a runner says so in its
+    spec, and the engine then takes each result before it plans on.
+    """
+
+    def forward(self, plan: StepPlan) -> Any:
+        """Apply the plan's deltas and launch its forward pass.
+
+        Returns a ticket, opaque to the engine, for the step on its way through the device.
+
+        Raises SlotErrors, before anything else is done, for new sequences whose settings cannot be
+        taken; the plan may then come again without those settings.
+        """
+        ...
+
+    def sample(self, ticket: Any, masks: TokenMasks | None = None) -> Any:
+        """Launch the sampling of the plan's samples; return the ticket.
+
+        Structured samples are all either in the masks or skipped.
+        """
         ...
 
 

@@ -23,9 +23,8 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.expert_counters import ExpertCounters
 from services.compute.kv.transfer import Direction, PagePairs
-from services.compute.runner.executor import Executor, UploadKind
+from services.compute.runner.executor import Executor, OuterExecutor, UploadKind
 from services.compute.runner.frames import (
     RESULT,
     TRANSFER,
@@ -61,7 +60,7 @@ def result_ints(result: StepResult) -> Int32Array:
     return np.concatenate((step_id_ints(result.step_id), summary, tokens))
 
 
-class RecordingExecutor:
+class RecordingExecutor(OuterExecutor):
     """An executor whose uploads and results go to a file, too.
 
     Written without a buffer of its own, so that a crash loses nothing of what led to it. A steady
@@ -69,7 +68,7 @@ class RecordingExecutor:
     """
 
     def __init__(self, executor: Executor, file: BinaryIO) -> None:
-        self._executor = executor
+        super().__init__(executor)
         self._file: BinaryIO | None = file
         self._num_transfers = 0
 
@@ -93,12 +92,6 @@ class RecordingExecutor:
         file.write(FORMAT + json.dumps(about).encode() + b"\n")
         return RecordingExecutor(executor, file)
 
-    def spec(self) -> RunnerSpec:
-        return self._executor.spec()
-
-    def buffer(self, kind: UploadKind) -> Int32Array:
-        return self._executor.buffer(kind)
-
     def enter(self, num_ints: int) -> None:
         self._upload(UploadKind.ENTRIES, num_ints)
         self._executor.enter(num_ints)
@@ -106,9 +99,6 @@ class RecordingExecutor:
     def forward(self, num_ints: int) -> Any:
         self._upload(UploadKind.STEP, num_ints)
         return self._executor.forward(num_ints)
-
-    def go_on(self, ticket: Any) -> bool:
-        return self._executor.go_on(ticket)
 
     def sample(self, ticket: Any, num_ints: int) -> Any:
         self._upload(UploadKind.MASKS, num_ints)
@@ -118,9 +108,6 @@ class RecordingExecutor:
         result = self._executor.result(ticket)
         self._write(RESULT, result_ints(result))
         return result
-
-    def ready(self, ticket: Any) -> bool:
-        return self._executor.ready(ticket)
 
     def transfer(self, direction: Direction, pages: PagePairs) -> tuple[int, Any]:
         self._write(TRANSFER, transfer_ints(direction, pages))
@@ -133,9 +120,6 @@ class RecordingExecutor:
         if done:  # steps from here on may use its pages
             self._write(TRANSFERRED, np.array([number], dtype=np.int32))
         return done
-
-    def expert_counters(self) -> ExpertCounters | None:
-        return self._executor.expert_counters()
 
     def close(self) -> None:
         self._executor.close()

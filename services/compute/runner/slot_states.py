@@ -17,9 +17,8 @@ from services.compute.kernels.step_buffers import (
     SLOT_MASK,
 )
 from services.compute.runner.uploads import StepUpload
-from services.compute.sampling.slots import Int64Array
 from services.compute.speculative.acceptance import NO_DRAFT
-from services.compute.step import Int32Array
+from services.compute.step import Int32Array, Int64Array
 
 
 class Rows(NamedTuple):

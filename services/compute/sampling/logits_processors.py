@@ -16,9 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.step import Float32Array, Int32Array
-
-Int64Array = npt.NDArray[np.int64]
+from services.compute.step import Float32Array, Int32Array, Int64Array
 
 
 class PenaltyRows:

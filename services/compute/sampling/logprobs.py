@@ -10,14 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
-from services.compute.step import Int32Array, RowScores
-
-Int64Array = npt.NDArray[np.int64]
+from services.compute.step import Int32Array, Int64Array, RowScores
 
 
 @dataclass(frozen=True, slots=True)

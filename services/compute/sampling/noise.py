@@ -17,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.compute.step import Int64Array
+
 MASK = 0xFFFFFFFF
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -53,8 +55,6 @@ def _schedule(key: Tensor, step: int) -> tuple[Tensor, ...]:
     steps = torch.arange(0, ROUNDS * step, step)
     return (key + steps.view(-1, *(1,) * key.dim())).bitwise_and_(MASK).unbind()
 
-
-Int64Array = npt.NDArray[np.int64]
 
 LARGEST = 1.0 - 2.0**-24
 """Below 1 in float32, so that no id's noise is minus infinity."""

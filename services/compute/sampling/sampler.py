@@ -38,9 +38,7 @@ from services.compute.sampling.rejection import (
     draw_or_reject,
 )
 from services.compute.sampling.slots import SamplingSlots
-from services.compute.step import Int32Array, TokenMasks
-
-Int64Array = npt.NDArray[np.int64]
+from services.compute.step import Int32Array, Int64Array, TokenMasks
 
 
 class DraftRows(NamedTuple):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from common.messages.sampling import SamplingParams
 from services.compute.kernels import slot_words as words
@@ -18,11 +17,10 @@ from services.compute.step import (
     NO_IDS,
     BoolArray,
     Int32Array,
+    Int64Array,
     SlotDelta,
     int32_array,
 )
-
-Int64Array = npt.NDArray[np.int64]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the division would only lose the ties."""

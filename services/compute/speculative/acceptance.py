@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.compute.sampling.slots import Int64Array
-from services.compute.step import BoolArray
+from services.compute.step import BoolArray, Int64Array
 
 NO_DRAFT = -1
 
