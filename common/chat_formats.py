@@ -51,8 +51,8 @@ class ParameterMarkers:
 class ToolMarkers:
     """The markers of tool calls in one format; those that a format lacks are empty.
 
-    `begin` and `end` enclose all calls of an answer (`per_call`: each one of them). `call_begin`
-    and `call_end` enclose one call inside of that. `separator` stands between two calls, whitespace
+    `begin` and `end` enclose all calls of an answer, or each of them. `call_begin` and `call_end`
+    enclose one call inside of that. `separator` stands between two calls, whitespace
     around it aside. `arguments` stands between a function's name and its arguments, `call_id`
     between the name and an id that the model may give. `others` may stand around these. Each of
     them can be a special token. `parameters` is there where the arguments are no JSON object.
@@ -60,7 +60,6 @@ class ToolMarkers:
 
     begin: str = ""
     end: str = ""
-    per_call: bool = False
     call_begin: str = ""
     call_end: str = ""
     separator: str = ""
@@ -68,7 +67,6 @@ class ToolMarkers:
     call_id: str = ""
     others: tuple[str, ...] = ()
     parameters: ParameterMarkers | None = None
-    name_key: str = "name"
     arguments_key: str = "arguments"
     models: str = field(default="", compare=False)  # for people
 
@@ -128,7 +126,6 @@ TOOL_FORMATS: Final[Mapping[str, ToolMarkers]] = {
     "hermes": ToolMarkers(
         begin="<tool_call>",
         end="</tool_call>",
-        per_call=True,
         models="Hermes 2 and 3, Qwen 2.5 and 3, the demo",
     ),
     "llama_json": ToolMarkers(
@@ -161,7 +158,6 @@ TOOL_FORMATS: Final[Mapping[str, ToolMarkers]] = {
     "qwen3_coder": ToolMarkers(
         begin="<tool_call>",
         end="</tool_call>",
-        per_call=True,
         call_begin="<function=",
         call_end="</function>",
         parameters=ParameterMarkers(
@@ -172,7 +168,6 @@ TOOL_FORMATS: Final[Mapping[str, ToolMarkers]] = {
     "glm": ToolMarkers(
         begin="<tool_call>",
         end="</tool_call>",
-        per_call=True,
         parameters=ParameterMarkers("<arg_key>", "</arg_key>", "</arg_value>", "<arg_value>"),
         models="GLM 4.5 to 4.7",
     ),

@@ -63,11 +63,11 @@ _FLAGS: Mapping[str, str] = {  # of 1_Pooling/config.json
 }
 
 
-def locate(path: str, revision: str = "", *, download: bool = False) -> Path:
+def locate(path: str, revision: str = "") -> Path:
     """Return the folder of `path`: a folder, a GGUF file or a hub id.
 
-    A hub id is looked up in the local hub cache; with `download` what is missing is fetched, with
-    progress bars. Raises ModelError when there is no such folder and nothing is cached.
+    A hub id is looked up in the local hub cache. Raises ModelError when there is no such folder and
+    nothing is cached.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -87,7 +87,7 @@ def locate(path: str, revision: str = "", *, download: bool = False) -> Path:
                 path,
                 revision=revision or None,
                 allow_patterns=list(DOWNLOAD_PATTERNS),
-                local_files_only=not download,
+                local_files_only=True,
             )
         )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

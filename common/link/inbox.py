@@ -232,7 +232,6 @@ class LinkStats:
     """Counters of one actor's links since its start; the last two are of this moment."""
 
     num_sent: int = 0
-    num_received: int = 0
     num_malformed: int = 0
     num_misaddressed: int = 0
     num_merged: int = 0
@@ -273,7 +272,6 @@ class MessageReceiver:
         if to == self._owner.instance_id or (not to and isinstance(envelope.message, _CONTROL)):
             if isinstance(envelope.message, OtherProtocol):
                 self._log_protocol(envelope.message, envelope.sender)
-            self._stats.num_received += 1
             return envelope
         self._stats.num_misaddressed += 1
         return None

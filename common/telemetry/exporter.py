@@ -14,7 +14,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
@@ -67,11 +66,10 @@ def line_of(row: SpanRow, name: str) -> str:
 class Collector:
     """Posts requests to an OTLP/HTTP collector; logs and drops what the collector refuses."""
 
-    def __init__(self, url: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         path = parts.path if parts.path.strip("/") else "/v1/traces"
         self.url = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-        self._sleep = sleep
         self._complained_s = -COMPLAIN_EVERY_S
 
     def post(self, body: bytes) -> bool:
@@ -92,7 +90,7 @@ class Collector:
                     break
             except (OSError, ValueError) as error:
                 why = str(error)
-            self._sleep(wait_s)
+            time.sleep(wait_s)
         now_s = time.monotonic()
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = now_s

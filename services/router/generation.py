@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -220,9 +220,7 @@ def _warn_of_room(
         )
 
 
-def response_head(
-    prefix: str, group: Group, given_id: str = "", clock: Callable[[], float] = time.time
-) -> ResponseHead:
+def response_head(prefix: str, group: Group, given_id: str = "") -> ResponseHead:
     """Make the head of a response; its fingerprint names the model revision.
 
     The response's id is the prefix and `given_id`, the client's id for its request, if it has one.
@@ -230,4 +228,4 @@ def response_head(
     card = group.card
     fingerprint = f"fp_{card.revision[:12]}" if card.revision else "fp_unknown"
     response_id = prefix + (given_id or secrets.token_hex(16))
-    return ResponseHead(response_id, int(clock()), card.name, fingerprint)
+    return ResponseHead(response_id, int(time.time()), card.name, fingerprint)

@@ -98,11 +98,6 @@ class Pool:
             child.close()
 
     @property
-    def num_pending(self) -> int:
-        """Jobs that run or wait."""
-        return len(self._running) + len(self._waiting)
-
-    @property
     def num_running(self) -> int:
         return len(self._running)
 

@@ -200,10 +200,10 @@ def _call_schema(function: Function, markers: ToolMarkers) -> Any:
         **shared,
         "type": "object",
         "properties": {
-            markers.name_key: {"const": function.name},
+            "name": {"const": function.name},
             markers.arguments_key: moved(rest, at),
         },
-        "required": [markers.name_key, markers.arguments_key],
+        "required": ["name", markers.arguments_key],
         "additionalProperties": False,
     }
     return prepared(schema, lenient=not function.strict)

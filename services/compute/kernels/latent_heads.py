@@ -33,7 +33,6 @@ class HeadTiling:
     block_o: int
     block_i: int
     num_warps: int = 4
-    num_stages: int = 3
 
     @staticmethod
     def of(num_tokens: int, num_out: int, num_in: int, dtype: torch.dtype) -> HeadTiling:
@@ -165,7 +164,6 @@ def absorb_queries(
     *,
     sees_latents_T: Tensor | None = None,
     invariant: bool = False,
-    tiling: HeadTiling | None = None,
     pdl: bool = False,
 ) -> None:
     """Queries [T, H, N + P] become such of latents, [T, H, W]: the first N columns times the map of
@@ -173,15 +171,13 @@ def absorb_queries(
 
     Tokens of which `sees_latents_T` (latent_expansion.py) says that they see none are left out.
 
-    `invariant`: a token's result does not depend on how many there are; `tiling` is there to
-    measure others than the chosen one.
+    `invariant`: a token's result does not depend on how many there are.
     """
     num_tokens, num_heads, _ = q_THD.shape
     _, num_still, rank = key_up_HNR.shape
     rotated = out_THW.shape[2] - rank
-    tiling = tiling or HeadTiling.of(
-        LARGEST_TILE if invariant else num_tokens, rank, num_still, q_THD.dtype
-    )
+    most_tokens = LARGEST_TILE if invariant else num_tokens
+    tiling = HeadTiling.of(most_tokens, rank, num_still, q_THD.dtype)
     grid = (
         triton.cdiv(rank, tiling.block_o) + 1,
         num_heads,
@@ -216,16 +212,14 @@ def expand_values(
     *,
     sees_latents_T: Tensor | None = None,
     invariant: bool = False,
-    tiling: HeadTiling | None = None,
     pdl: bool = False,
 ) -> None:
     """Mixes of latents times the map of the head's values. Tokens of which `sees_latents_T` says
     that they see none are left out, and keep the results that they have."""
     num_tokens, num_heads, rank = mixed_THR.shape
     width = value_up_HVR.shape[1]
-    tiling = tiling or HeadTiling.of(
-        LARGEST_TILE if invariant else num_tokens, width, rank, mixed_THR.dtype
-    )
+    most_tokens = LARGEST_TILE if invariant else num_tokens
+    tiling = HeadTiling.of(most_tokens, width, rank, mixed_THR.dtype)
     token_tiles = triton.cdiv(num_tokens, tiling.block_t)
     grid = (triton.cdiv(width, tiling.block_o), num_heads, token_tiles)
     _head_product_kernel[grid](
@@ -266,7 +260,7 @@ def _constants(tiling: HeadTiling, x: Tensor) -> dict[str, int | bool]:
         "PREFETCHES": tiling.block_t < LARGEST_TILE,  # a tile of tokens alone reads a map
         "WIDEN": x.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         "num_warps": tiling.num_warps,
-        "num_stages": tiling.num_stages,
+        "num_stages": 3,
     }
 
 

@@ -72,21 +72,15 @@ class OllamaFormat:
     While streaming it holds the open call: Ollama's clients want its arguments as one object.
     """
 
-    def __init__(
-        self,
-        model: str,
-        lay_out: Callable[[Piece], dict[str, Any]],
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+    def __init__(self, model: str, lay_out: Callable[[Piece], dict[str, Any]]) -> None:
         self._model = model
         self._lay_out = lay_out
-        self._clock_ns = clock_ns
-        self._began_ns = self._opened_ns = clock_ns()
+        self._began_ns = self._opened_ns = time.monotonic_ns()
         self._call: ToolCall | None = None
         self._reason = "stop"
 
     def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
-        self._opened_ns = self._clock_ns()  # the prompt's time ends here
+        self._opened_ns = time.monotonic_ns()  # the prompt's time ends here
         return b""
 
     def template(self, choice: int) -> None:
@@ -151,7 +145,7 @@ class OllamaFormat:
 
     def _spent(self, usage: Usage, reason: str) -> dict[str, Any]:
         """Build the reason of the end, and the tokens and nanoseconds spent."""
-        now_ns = self._clock_ns()
+        now_ns = time.monotonic_ns()
         return {
             "done_reason": reason,
             "total_duration": now_ns - self._began_ns,

@@ -112,7 +112,7 @@ def check_names(functions: Sequence[dict[str, Any]], fields: Sequence[str]) -> N
         seen.add(function["name"])
 
 
-def parse_choice(value: Any, field: str = "tool_choice") -> ToolChoice:
+def parse_choice(value: Any) -> ToolChoice:
     """Read a `tool_choice` in OpenAI's chat form; ApiError 400."""
     if value is None or value == "auto":
         return ToolChoice()
@@ -120,15 +120,17 @@ def parse_choice(value: Any, field: str = "tool_choice") -> ToolChoice:
         return ToolChoice("none")
     if value == "required":
         return ToolChoice("required")
-    check_type(value, dict, field, _CHOICES)
+    check_type(value, dict, "tool_choice", _CHOICES)
     kind = value.get("type")
     if kind == "function":
-        return ToolChoice("named", _name_in(value.get("function"), f"{field}.function"))
+        return ToolChoice("named", _name_in(value.get("function"), "tool_choice.function"))
     if kind == "allowed_tools":
-        return allowed_choice(value.get("allowed_tools"), f"{field}.allowed_tools", _allowed_names)
+        allowed = value.get("allowed_tools")
+        return allowed_choice(allowed, "tool_choice.allowed_tools", _allowed_names)
     if kind == "custom":
-        raise unsupported(f"{field}.type", "function tools are the only ones")
-    raise bad_field(f"{field}.type", f"should be function or allowed_tools (it is {shown(kind)})")
+        raise unsupported("tool_choice.type", "function tools are the only ones")
+    expected = "should be function or allowed_tools"
+    raise bad_field("tool_choice.type", f"{expected} (it is {shown(kind)})")
 
 
 def allowed_choice(
