@@ -40,7 +40,6 @@ class LatentShape:
         return self.nope_dim + self.rope_dim
 
     def num_weights(self, hidden_size: int, num_heads: int) -> int:
-        """Return the weights of a layer's attention."""
         queries = num_heads * self.query_dim
         if self.query_rank:
             of_queries = self.query_rank * (hidden_size + queries)

@@ -110,7 +110,6 @@ class GgufConfig:
         return found
 
     def config(self) -> dict[str, Any]:
-        """Return config.json's fields."""
         config: dict[str, Any] = {
             "architectures": [self._architecture.family],
             **self._architecture.defaults,

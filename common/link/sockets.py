@@ -191,7 +191,6 @@ class ZmqTransport:
             await asyncio.sleep(_FLUSH_S)
 
     def probe(self, to: Address) -> None:
-        """Look for a peer as `Transport.probe` does."""
         peer = self._peers.get(to) or self._connect(to)
         if peer is not None:
             peer.to_probe = True

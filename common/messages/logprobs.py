@@ -61,7 +61,6 @@ class Logprobs:
     data: Uint8s = field(default_factory=uint8s)
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.num_candidates)
 
     def __iter__(self) -> Iterator[TokenLogprob]:
@@ -86,7 +85,6 @@ class Logprobs:
         self.values.extend(values)
 
     def extend(self, later: Logprobs) -> None:
-        """Add the tokens of another's columns."""
         self.num_candidates += later.num_candidates
         self.ranks += later.ranks
         self.ids += later.ids

@@ -58,7 +58,6 @@ class Figures:
 
     @property
     def requests_per_s(self) -> float:
-        """Requests ended per second."""
         return self.num_requests / self.wall_s
 
 

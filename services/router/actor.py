@@ -124,7 +124,6 @@ class RouterActor:
         return 0.0
 
     def receive(self, message: Any, sender: Address) -> None:
-        """Handle one message of `RouterInbox`."""
         dispatch = self._dispatch
         match message:
             case TextGenerated():

@@ -194,7 +194,6 @@ class UsageTally:
         self._completion = self._accepted = self._rejected = 0
 
     def add(self, choice: int, usage: Usage) -> None:
-        """Add the usage of one choice."""
         prompt = choice // self._choices_per_prompt
         known = self._prompts.get(prompt)
         # Later choices find the prompt cached by the first one: the smallest number counts.

@@ -94,7 +94,6 @@ class Group:
         return Group(self.card, {**self.workers, "compute": computes}, self.num_loading)
 
     def without(self, instances: Collection[str]) -> Group:
-        """Return the group less some instances."""
         if not instances:
             return self
         rest = {

@@ -38,7 +38,6 @@ def partial(**properties: Schema) -> Schema:
 
 
 def each(schema: Schema, *names: str) -> dict[str, Schema]:
-    """Properties that have one schema."""
     return dict.fromkeys(names, schema)
 
 

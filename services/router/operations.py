@@ -138,7 +138,6 @@ class StatusHandlers:
         return json_response({"object": "list", "data": cards})
 
     async def model(self, request: web.Request) -> web.Response:
-        """Describe one model."""
         name = request.match_info["model"]
         if (card := self._cards().get(name)) is not None:
             return json_response(model_info(card) if is_anthropic(request) else card)

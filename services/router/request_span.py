@@ -51,7 +51,6 @@ class RequestSpan:
         return trace.traceparent_of(self._span)
 
     def set_request(self, request: GenerateRequest, response_id: str) -> None:
-        """Set the attributes of the request."""
         if not self._span.is_recording():
             return
         sampling = request.sampling
@@ -82,7 +81,6 @@ class RequestSpan:
     def set_response(
         self, usage: Usage, reasons: Sequence[str], failure: Failure | None = None
     ) -> None:
-        """Set the attributes of the response."""
         if failure is not None:
             self._failed(failure)
         self._outcome.update(

@@ -86,7 +86,6 @@ class Warnings:
         return True
 
     def header(self) -> str:
-        """Return the header's value; empty without warnings."""
         more = [f"and {self._num_left_out} more"] if self._num_left_out else []
         return ", ".join(f"299 - {_quoted(text)}" for text in self._texts + more)
 

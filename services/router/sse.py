@@ -78,7 +78,6 @@ class EventTemplate:
         self._after = self._between + b"null" + self._end
 
     def plain(self, text: str) -> bytes:
-        """Fill in a text without logprobs."""
         encoded = encode_basestring(text)  # `json_string`, without the call
         if not encoded.isascii() and _has_line_end(encoded):
             encoded = encoded.translate(_LINE_ENDS)
@@ -114,13 +113,9 @@ class EventFormat(Protocol):
         """Return the event of plain text, if it is constant but for the text."""
         ...
 
-    def delta(self, choice: int, delta: Delta) -> bytes:
-        """Render new output of a choice."""
-        ...
+    def delta(self, choice: int, delta: Delta) -> bytes: ...
 
-    def ending(self, choice: int, ended: Ending) -> bytes:
-        """Render the end of a choice."""
-        ...
+    def ending(self, choice: int, ended: Ending) -> bytes: ...
 
     def closing(self, usage: Usage) -> bytes:
         """Render the end of the stream, after the end of its last choice."""
@@ -134,9 +129,7 @@ class EventFormat(Protocol):
 class BodyFormat(Protocol):
     """How one API writes an answer in one piece."""
 
-    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
-        """Build the body of the response."""
-        ...
+    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]: ...
 
 
 class AnswerFormat(EventFormat, BodyFormat, Protocol):

@@ -32,7 +32,6 @@ class Fragment:
 
 
 def literal(text: str) -> str:
-    """Write a text literally."""
     return json.dumps(text, ensure_ascii=False)
 
 

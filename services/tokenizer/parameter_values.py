@@ -67,7 +67,6 @@ class _NotPlain(Exception):
 
 
 def kinds_by_function(functions: Iterable[Function]) -> Kinds:
-    """Return the kinds of all functions' parameters."""
     return {
         function.name: {name: value.kinds for name, value in values_of(function).items()}
         for function in functions

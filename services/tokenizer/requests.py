@@ -159,7 +159,6 @@ def check_ids(ids: array[int], vocab_size: int, field: str) -> Failure | None:
 
 
 def check_rules(rules: OutputRules, max_structure_bytes: int) -> Failure | None:
-    """Refuse a structure that is too large."""
     structure = rules.structure
     if structure is None or len(structure.text) <= max_structure_bytes:
         return None
@@ -188,7 +187,6 @@ def text_bound(message: Tokenize, max_chars_per_token: int) -> TextBound:
 
 
 def size_of_request(message: Tokenize | TokenizeQuery) -> int:
-    """Return the bytes of a request's texts."""
     size = size_of(message.prompt)
     if isinstance(message, Tokenize):
         size += size_of(TextPrompt(message.prediction))

@@ -186,7 +186,6 @@ class _StructuralTag:
         return _simple_grammar(replace(self._whole, kind=kind, text=text), self._name(kind))
 
     def _tag(self, value: Any, ends: Ends = None) -> Fragment:
-        """Write a whole tag."""
         begin = self._vocabulary.spelled(self._text(value, "begin"))
         return in_order(begin, self._behind_begin(value, ends))
 

@@ -84,7 +84,6 @@ class ParameterGrammar:
         return Fragment(name, (f"{name}: {self._vocabulary.spelled(text)}",))
 
     def _any(self, number: int) -> Fragment:
-        """Return the grammar of any parameters."""
         name = f"key_{number}"
         parameter = in_order(self._key(name), self._text(Text(), TEXT))
         key = f"{name}: /[A-Za-z_][A-Za-z0-9_.\\-]*/"

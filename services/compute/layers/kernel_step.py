@@ -43,11 +43,11 @@ from services.compute.layers.parts import (
     Input,
     LatentAttention,
     Normed,
+    Temperature,
 )
 from services.compute.layers.products import FusedProduct, Products
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.scratch import Scratch
-from services.compute.layers.temperature import Temperature
 from services.compute.layers.weighted_layers import AnyLinear, Embedding, Norm
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from services.compute.distributed.shard import HeadPart
 from services.compute.kernels.routing import HeldExperts, Routing
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.rope import RopeSpec
-from services.compute.layers.temperature import Temperature
 from services.compute.layers.weighted_layers import Embedding, Norm
 
 if TYPE_CHECKING:  # a kernel's, which the CPU has no Triton for
@@ -129,6 +129,22 @@ class LayerPart(Protocol[L]):
     def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
         """What it adds to the residual stream, [T, E]."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A query n times `floor` positions on counts 1 + strength * log(1 + n) times (Llama 4).
+
+    So a long context does not level its scores (Nakanishi, 2025).
+    """
+
+    floor: int
+    strength: float
+
+    def at(self, positions_T: Tensor) -> Tensor:
+        """What queries at these positions are multiplied by, in float32."""
+        floors_T = torch.floor((positions_T.float() + 1.0) / self.floor)
+        return torch.log1p(floors_T) * self.strength + 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,14 @@ from pydantic import PositiveInt
 
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.span import FULL, AttentionSpan
-from services.compute.layers.parts import Layer, LayerPart, SerialLayer, Sublayer
+from services.compute.layers.parts import (
+    Layer,
+    LayerPart,
+    SerialLayer,
+    Sublayer,
+    Temperature,
+)
 from services.compute.layers.rope import RopeDefaults
-from services.compute.layers.temperature import Temperature
 from services.compute.layers.weighted_layers import Norm
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder

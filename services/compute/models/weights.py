@@ -31,9 +31,7 @@ class WeightSource(Protocol):
         missing or of another shape."""
         ...
 
-    def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
-        """Several vectors one after the other."""
-        ...
+    def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor: ...
 
     def linear(
         self, names: Sequence[str], rows: Sequence[int], columns: int, cut: Cut = UNCUT

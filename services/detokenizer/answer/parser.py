@@ -215,7 +215,6 @@ class PartSink:
         self._add("content", text)
 
     def content(self, text: str) -> None:
-        """Add content between calls."""
         if self._after_call:
             begun = text.lstrip(SPACE)
             if self._parts_content:

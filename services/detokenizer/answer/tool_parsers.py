@@ -152,7 +152,6 @@ class MistralParser:
                 return
 
     def _named(self, reader: TextReader, out: PartSink) -> Reading[None]:
-        """Read a name and its arguments."""
         pieces: list[str] = []
         yield from reader.run(_MISTRAL_NAME, pieces.append)
         character = yield from reader.skip_space()

@@ -230,7 +230,6 @@ def _served_name(dispatch: Dispatch, model: str) -> str:
 
 
 def listing_routes(backend: Backend) -> list[web.RouteDef]:
-    """Return the routes of the GET requests."""
 
     async def tags(_: web.Request) -> web.Response:
         groups = backend.dispatch.fleet.groups()

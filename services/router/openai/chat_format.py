@@ -70,7 +70,6 @@ class ChatFormat(ChunkFormat):
         return b"".join((self._event(choice, deltas[0], logprobs, ids), *rest))
 
     def ending(self, choice: int, ended: Ending) -> bytes:
-        """Render the chunk with the finish reason."""
         self._endings.append(ended)
         if self._usage is not None:
             self._usage.ended(choice, ended)

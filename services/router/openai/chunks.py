@@ -113,7 +113,6 @@ class ChunkFormat:
         return event({**self._head_of(self._kind), "choices": [], "usage": total}) + DONE
 
     def failed(self, failure: Failure) -> bytes:
-        """Render the error and the end."""
         return error_event(failure) + DONE
 
     def _head_of(self, kind: str) -> dict[str, Any]:

@@ -97,7 +97,6 @@ class CompletionFormat(ChunkFormat):
         return echo + event(chunk)
 
     def ending(self, choice: int, ended: Ending) -> bytes:
-        """Render the chunk with the finish reason."""
         echo = self._waited(choice)
         if self._usage is not None and not self._options.prompt_alone:
             self._usage.ended(choice, ended)

@@ -348,7 +348,6 @@ class SamplingFields(OpenAIModel):
         return GenerateRequest(**{**shared, **own})
 
     def stream_settings(self) -> StreamSettings:
-        """Return the detokenizer's settings."""
         skip = self.skip_special_tokens
         return StreamSettings(
             stop=self.stop,
