@@ -17,10 +17,10 @@ import pytest_asyncio
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.stack import Stack
 from tests.browser.scripted_server import ScriptedServer
-from tests.browser.visit import KEY, Visit
+from tests.browser.visit import DESK, KEY, Visit, new_tab
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser
+    from playwright.async_api import Browser, Page
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -60,13 +60,20 @@ async def browser(chromium: str) -> AsyncIterator[Browser]:
         await browser.close()
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def visit(browser: Browser) -> AsyncIterator[Visit]:
-    """A visitor with an empty profile; at the end the page must have been clean all along."""
-    context = await browser.new_context(viewport={"width": 1100, "height": 800})
-    visit = await Visit.begin(context)
-    yield visit
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def tab(browser: Browser) -> AsyncIterator[Page]:
+    """One for all visits in turn, as another takes Chromium a second of a core."""
+    context = await browser.new_context(viewport=DESK)
+    yield await new_tab(context)
     await context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def visit(tab: Page) -> AsyncIterator[Visit]:
+    """A visitor whom nothing was kept of; at the end the page must have been clean all along."""
+    visit = Visit(tab)
+    yield visit
+    await visit.end()
     visit.check_clean()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
         Locator,
         Page,
         Request,
+        Route,
         ViewportSize,
     )
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_MS = 1000 * PATIENCE_S
 PHONE: ViewportSize = {"width": 360, "height": 740}
+DESK: ViewportSize = {"width": 1100, "height": 800}
 KEY = "let-me-in"
 
 # Chromium logs every answer with a 4xx or 5xx, and every connection that breaks, as an error.
@@ -31,6 +34,17 @@ WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) => console.error(
   "policy violated: " + event.violatedDirective + " " + event.blockedURI));
 """
+
+
+async def _answer_nothing(route: Route) -> None:
+    await route.fulfill(content_type="text/html")
+
+
+async def new_tab(context: BrowserContext) -> Page:
+    """Open a tab that complains where the page breaks its policy."""
+    page = await context.new_page()
+    await page.add_init_script(WATCH_POLICY)
+    return page
 
 
 class Visit:
@@ -44,21 +58,44 @@ class Visit:
         self.expected_network_errors = 0
         self.provoked: re.Pattern[str] | None = None  # complaints that the test is after
         self.origin = ""
+        self._opened: list[str] = []
+        self._listeners: dict[Any, Callable[[Any], None]] = {
+            "console": self._said,
+            "pageerror": lambda error: self.complaints.append(str(error)),
+            "request": self._asked,
+        }
         page.set_default_timeout(TIMEOUT_MS)
-        page.on("console", self._said)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", self._asked)
+        for event, listener in self._listeners.items():
+            page.on(event, listener)
 
     @classmethod
     async def begin(cls, context: BrowserContext) -> Visit:
         """Open an empty tab."""
-        await context.add_init_script(WATCH_POLICY)
-        visit = cls(await context.new_page())
-        return visit
+        return cls(await new_tab(context))
+
+    async def end(self) -> None:
+        """Leave the tab to the next visitor, who finds nothing of this one."""
+        page = self.page
+        for event, listener in self._listeners.items():
+            page.remove_listener(event, listener)
+        for other in page.context.pages:
+            if other is not page:
+                await other.close()
+        await page.goto("about:blank")  # as it is left, the page keeps what it is about
+        await page.route("**", _answer_nothing)  # for the server, which may be gone
+        for url in self._opened:
+            await page.goto(url)
+            await page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        await page.unroute("**")
+        await page.goto("about:blank")
+        await page.emulate_media(color_scheme="null", reduced_motion="null")
+        await page.set_viewport_size(DESK)
+        await page.mouse.move(0, 0)
 
     async def open(self, url: str, ready: bool = True) -> None:
         """Go to the page of a server and wait until it knows the models."""
         self.origin = url
+        self._opened.append(url)
         await self.page.goto(url + "/")
         if ready:
             await self.page.wait_for_selector("#model:not([disabled])")
