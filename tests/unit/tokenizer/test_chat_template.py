@@ -90,6 +90,7 @@ def ours(
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_rendering_equals_transformers_over_all_conversations(name: str) -> None:
+    """Any three of conversation, tools, variables and mode meet in all ways."""
     source = TEMPLATES[name]
     modes = (
         {},
@@ -98,9 +99,12 @@ def test_rendering_equals_transformers_over_all_conversations(name: str) -> None
         {"add_generation_prompt": True, "continue_final_message": True},
     )
     num_rendered = 0
-    for (title, messages), tools, (which, variables), mode in itertools.product(
-        CONVERSATIONS.items(), (None, [], TOOLS), VARIABLES.items(), modes
-    ):
+    axes = [*CONVERSATIONS.items()], (None, [], TOOLS), [*VARIABLES.items()], modes
+    for combination in itertools.product(*map(enumerate, axes)):
+        places, values = zip(*combination, strict=True)
+        if sum(places) % 3:  # every axis has three values or more, so any three of them are crossed
+            continue
+        (title, messages), tools, (which, variables), mode = values
         expected = theirs(source, messages, tools, **mode, **variables)
         got = ours(source, messages, tools, variables, **mode)
         assert got == expected, (name, title, bool(tools), which, mode)
