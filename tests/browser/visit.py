@@ -58,7 +58,7 @@ class Visit:
         self.expected_network_errors = 0
         self.provoked: re.Pattern[str] | None = None  # complaints that the test is after
         self.origin = ""
-        self._opened: list[str] = []
+        self._opened: set[str] = set()
         self._listeners: dict[Any, Callable[[Any], None]] = {
             "console": self._said,
             "pageerror": lambda error: self.complaints.append(str(error)),
@@ -81,13 +81,11 @@ class Visit:
         for other in page.context.pages:
             if other is not page:
                 await other.close()
-        await page.goto("about:blank")  # as it is left, the page keeps what it is about
         await page.route("**", _answer_nothing)  # for the server, which may be gone
         for url in self._opened:
             await page.goto(url)
             await page.evaluate("localStorage.clear(); sessionStorage.clear()")
         await page.unroute("**")
-        await page.goto("about:blank")
         await page.emulate_media(color_scheme="null", reduced_motion="null")
         await page.set_viewport_size(DESK)
         await page.mouse.move(0, 0)
@@ -95,7 +93,7 @@ class Visit:
     async def open(self, url: str, ready: bool = True) -> None:
         """Go to the page of a server and wait until it knows the models."""
         self.origin = url
-        self._opened.append(url)
+        self._opened.add(url)
         await self.page.goto(url + "/")
         if ready:
             await self.page.wait_for_selector("#model:not([disabled])")
