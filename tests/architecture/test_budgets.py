@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (10_150, 64),
+    "common": (10_210, 66),
     "services/router": (14_830, 87),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (48_430, 314),
+    "services/compute": (49_590, 321),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (2_790, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (75_540, 475),
+    "services": (76_610, 482),
 }
 MIN_MEDIAN_LINES = 90
 
