@@ -47,7 +47,10 @@ def test_the_device_sim_has_no_drafts() -> None:
     [
         ({"device": "sim"}, "prefill_context_parallel_size: the device sim has no model"),
         ({"tensor_parallel_size": 2}, "cannot have parts .* leave compute.tensor_parallel_size"),
-        ({"speculative_config": '{"model": "m"}'}, "leave compute.prefill_context_parallel_size"),
+        (
+            {"speculative_config": '{"model": "m", "acceptance": "rejection"}'},
+            "leave it or compute.prefill_context_parallel_size out",
+        ),
     ],
 )
 def test_what_ranks_that_share_prompts_cannot_be_had_with_is_refused(
