@@ -1,53 +1,120 @@
 """Linear maps on the CPU in bfloat16, whose products of few rows are compiled kernels.
 
-Shape legend: T rows, I inputs, O outputs.
+Shape legend: T rows, I inputs, O outputs, G groups of inputs, B blocks of groups.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.compute.kernels.cpu.dots import BLOCK, HAS_DOTS, LANES, WORDS
 from services.compute.kernels.cpu.products import (
     BFLOAT16,
+    MIDDLE,
+    multiply_bytes,
     multiply_codes,
+    multiply_halves,
     multiply_numbers,
     product,
+    product_of_codes,
 )
 from services.compute.kernels.cpu.team import num_threads, team_of
-from services.compute.layers.cpu_linear import FEW_ROWS, CpuLinears, Int8Linear
+from services.compute.layers.cpu_linear import (
+    FEW_ROWS,
+    FEW_ROWS_INT4,
+    CpuLinears,
+    Int8Linear,
+)
 from services.compute.layers.weighted_layers import LinearMap
-from services.compute.quantization.packed import Packed, Weight
+from services.compute.quantization.packed import Packed, Weight, chunks, unhalved
+
+LARGEST_CODE = 32_767
+MOST_INPUTS = 8192
+"""Whose products with codes of 8 bits add up to less than 32 bits have, by the largest codes."""
+
+SIDE_BYTES, LINE_BYTES = 16 << 20, 64
+ROOM_ROWS = 16
+"""Rows that are multiplied at once."""
+
+
+class Parts(NamedTuple):
+    """A weight as workers read it: numbers or codes, scales, and lows."""
+
+    weight: Tensor
+    scales: Tensor | None = None
+    lows: Tensor | None = None
+
+
+class Side:
+    """Memory in which weights lie side by side: torch has huge pages for pieces of 2 MiB and more,
+    and most matrices of small models are smaller. Without them products take a quarter longer."""
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def put(self, x: Tensor) -> Tensor:
+        num_bytes = -(-x.nbytes // LINE_BYTES) * LINE_BYTES
+        if len(self._free) < num_bytes:
+            self._free = torch.empty(max(num_bytes, SIDE_BYTES), dtype=torch.uint8)
+        place, self._free = self._free[: x.nbytes], self._free[num_bytes:]
+        return place.view(x.dtype).view(x.shape).copy_(x)
 
 
 class FewRows:
-    """Products of few rows with numbers in bfloat16, or with codes of 8 bits and their scales."""
+    """Products of few rows."""
 
     def __init__(
-        self, weight_OI: Tensor, bias_O: Tensor | None, scales_O: Tensor | None = None
+        self, worker: Any, parts: Parts, shape: tuple[int, int], bias_O: Tensor | None
     ) -> None:
-        self._num_out, num_in = weight_OI.shape
-        self._bias_O = bias_O
-        scales_O = None if scales_O is None else scales_O.float()
-        wide_x, team = torch.empty(FEW_ROWS, num_in), team_of(num_threads())
-        addresses = wide_x.data_ptr(), weight_OI.data_ptr(), data_ptr(scales_O)
-        self._work = np.array((*addresses, num_in, self._num_out, team.ctypes.data, 0, 0))
+        self._num_out, num_in = shape
+        self._bias_O, self._multiply = bias_O, worker.address
+        has_codes = worker in (multiply_bytes, multiply_halves)
+        self._product = product_of_codes if has_codes else product
+        x = torch.empty(ROOM_ROWS, num_in, dtype=torch.int16 if has_codes else torch.float32)
+        steps = torch.empty(ROOM_ROWS)
+        sums = torch.empty(ROOM_ROWS, num_in // LANES) if worker is multiply_halves else None
+        team = team_of(num_threads())
+        largest = LARGEST_CODE * MOST_INPUTS // max(MOST_INPUTS, num_in)
+        of_map = *map(data_ptr, parts), num_in, self._num_out, team.ctypes.data, largest
+        self._work = np.array((*of_map, *map(data_ptr, (x, steps, sums)), 0, 0))
         self._work_ptr = self._work.ctypes.data
-        self._multiply = (multiply_numbers if scales_O is None else multiply_codes).address
-        self._kept = weight_OI, scales_O, wide_x, team  # whose addresses those are
+        self._kept = parts, x, steps, sums, team  # whose addresses those are
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         x_TI = x_TI.contiguous()
-        num_rows = len(x_TI)
+        num_rows, num_in = x_TI.shape
         out_TO = x_TI.new_empty(num_rows, self._num_out)
-        where = self._work_ptr, x_TI.data_ptr(), out_TO.data_ptr()
-        product(*where, num_rows, self._multiply, BFLOAT16)
+        x_ptr, out_ptr = x_TI.data_ptr(), out_TO.data_ptr()
+        for first in range(0, num_rows, ROOM_ROWS):
+            where = x_ptr + 2 * first * num_in, out_ptr + 2 * first * self._num_out
+            count = min(ROOM_ROWS, num_rows - first)
+            self._product(self._work_ptr, *where, count, self._multiply, BFLOAT16)
         return out_TO if self._bias_O is None else out_TO.add_(self._bias_O)
 
 
 def data_ptr(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
+
+
+def halves(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
+    """Codes of 4 bits in words [O, B, LANES], scales and lows for each `LANES` inputs."""
+    num_out, num_in = weight.shape
+    words_OBL = torch.empty(num_out, num_in // BLOCK, LANES, dtype=torch.int16)
+    for rows in chunks(num_out, num_in):
+        codes_OBGL = unhalved(weight.codes_OB[rows]).int().view(-1, num_in // BLOCK, WORDS, LANES)
+        shifts_G1 = torch.arange(0, 4 * WORDS, 4)[:, None]
+        words_OBL[rows] = (codes_OBGL << shifts_G1).sum(2).to(torch.int16)
+    repeats, scales_OG = weight.group_size // LANES, weight.scales_OG.float()
+    words, scales = put(words_OBL), put(scales_OG.repeat_interleave(repeats, 1))
+    if weight.zeros_OG is None:
+        return Parts(words, scales, scales)
+    lows_OG = (weight.zeros_OG.float() + MIDDLE).mul_(scales_OG)
+    return Parts(words, scales, put(lows_OG.repeat_interleave(repeats, 1)))
 
 
 class ByRows:
@@ -67,14 +134,29 @@ class CompiledLinears(CpuLinears):
         super().__init__(dtype, keep_dense)
         # where one thread would multiply, and all others wait for it, torch does
         self._compiles = dtype == torch.bfloat16 and num_threads() == torch.get_num_threads()
+        self._side = Side()
 
     def __call__(self, weight: Weight, bias_O: Tensor | None) -> LinearMap:
-        linear = super().__call__(weight, bias_O)
         if not self._compiles:
-            return linear
+            return super().__call__(weight, bias_O)
+        put = self._side.put
+        if isinstance(weight, Packed) and self._has_halves(weight):
+            few = FewRows(multiply_halves, halves(weight, put), weight.shape, bias_O)
+            if not self._keep_dense:
+                return few
+            return ByRows(few, self._dense(weight.dense(self._dtype), bias_O), FEW_ROWS_INT4)
+        linear, shape = super().__call__(weight, bias_O), (weight.shape[0], weight.shape[1])
         if isinstance(linear, Int8Linear):
-            few = FewRows(linear.codes_OI, bias_O, linear.scales_O)
-            return ByRows(few, linear, FEW_ROWS)
+            worker = multiply_codes if shape[1] % LANES or not HAS_DOTS else multiply_bytes
+            linear.codes_OI = put(linear.codes_OI)
+            parts = Parts(linear.codes_OI, linear.scales_O.float())
+            return ByRows(FewRows(worker, parts, shape, bias_O), linear, FEW_ROWS)
         if isinstance(weight, Packed) or not self._keep_dense:
             return linear
-        return ByRows(FewRows(weight.contiguous(), bias_O), linear, 1)
+        few = FewRows(multiply_numbers, Parts(put(weight)), shape, bias_O)
+        return ByRows(few, linear, 1)
+
+    def _has_halves(self, weight: Packed) -> bool:
+        is_plain = weight.kind == "int4" and weight.order_I is None
+        is_whole = not weight.num_inputs % BLOCK and not weight.group_size % LANES
+        return HAS_DOTS and is_plain and is_whole

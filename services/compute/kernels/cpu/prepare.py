@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.compute.kernels.cpu import products
 from services.compute.kernels.cpu.attention import MIX, TEAM, WORK, attend, rotate, store
-from services.compute.kernels.cpu.products import BFLOAT16, multiply_codes, product
+from services.compute.kernels.cpu.products import BFLOAT16, product, product_of_codes
 from services.compute.kernels.cpu.rows import add_norm, gated
 from services.compute.kernels.cpu.team import team_of
 
@@ -25,5 +26,7 @@ def prepare(like: Any) -> None:
     work[TEAM] = team.ctypes.data
     attend(work.ctypes.data, at, at, at, 0, 0.0, MIX[torch.float32])
     if like.dtype == BFLOAT16.dtype:  # in float32 torch multiplies
-        work = np.array((at, at, 0, 0, 0, team.ctypes.data, at, 0))
-        product(work.ctypes.data, at, at, 0, multiply_codes.address, like)
+        work = np.zeros(len(products.WORK), np.int64)
+        work[products.TEAM] = team.ctypes.data
+        product(work.ctypes.data, at, at, 0, products.multiply_codes.address, like)
+        product_of_codes(work.ctypes.data, at, at, 0, products.multiply_bytes.address, like)

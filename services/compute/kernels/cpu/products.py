@@ -5,14 +5,29 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from services.compute.kernels.cpu.dots import (
+    BLOCK,
+    LANES,
+    ROWS,
+    dot_of_bytes,
+    dot_of_halves,
+    dots_of_bytes,
+    dots_of_halves,
+)
 from services.compute.kernels.cpu.language import LIKE, compiled, narrow, pointer, wide
 from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
 
 FLOAT, CODE, BFLOAT16 = np.float32(0), np.int8(0), LIKE[torch.bfloat16]
+WORD, SMALLEST_STEP = np.int16(0), np.float32(1e-30)
 
-WORK = WIDE_X, WEIGHT, SCALES, NUM_IN, NUM_OUT, TEAM, OUT, NUM_ROWS = range(8)
-"""What there is to do: all but the last two are of the map, not of the call. WIDE_X is room for the
-rows in float32; SCALES is 0 where the weight has none."""
+MIDDLE = 8
+"""What is taken off codes of 4 bits whose groups have no zeros: lows are so many scales then."""
+
+WORK = range(12)
+WEIGHT, SCALES, LOWS, NUM_IN, NUM_OUT, TEAM, LARGEST, X, STEPS, SUMS, OUT, NUM_ROWS = WORK
+"""What there is to do: up to the largest code of a row it is the map's. X is room for rows in
+float32 or in codes, STEPS and SUMS for what a code of each row is, and for the sums of its groups.
+SCALES is 0 where the weight has none."""
 
 
 @compiled
@@ -20,9 +35,38 @@ def product(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
     """out [T, O] = x W^T, times the scales of outputs; `multiply` is the address of a worker."""
     work = pointer(work_ptr, 0, INT)
     work[OUT], work[NUM_ROWS] = out_ptr, num_rows
-    x, wide_x = pointer(x_ptr, 0, like), pointer(work[WIDE_X], 0, FLOAT)
+    x, wide_x = pointer(x_ptr, 0, like), pointer(work[X], 0, FLOAT)
     for i in range(num_rows * work[NUM_IN]):
         wide_x[i] = wide(x[i])
+    in_team(work[TEAM], multiply, work_ptr)
+
+
+@compiled
+def product_of_codes(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
+    """The same with rows in codes of 16 bits: finer than bfloat16 for all that is more than 1/256
+    of a row's largest number."""
+    work = pointer(work_ptr, 0, INT)
+    work[OUT], work[NUM_ROWS] = out_ptr, num_rows
+    num_in, largest = work[NUM_IN], np.float32(work[LARGEST])
+    for row in range(num_rows):
+        x, codes = pointer(x_ptr, row * num_in, like), pointer(work[X], row * num_in, WORD)
+        highest, lost = np.float32(0), np.float32(0)
+        for i in range(num_in):
+            highest = max(highest, abs(wide(x[i])))
+            lost += wide(x[i]) * np.float32(0)  # NaN where one is not finite
+        step = max(highest / largest, SMALLEST_STEP)
+        for i in range(num_in):
+            codes[i] = np.int16(np.int32(np.rint(wide(x[i]) / step)))
+        pointer(work[STEPS], row, FLOAT)[0] = step + lost
+        if work[SUMS]:
+            num_groups = num_in // LANES
+            factor = MIDDLE if work[LOWS] == work[SCALES] else 1
+            sums = pointer(work[SUMS], row * num_groups, FLOAT)
+            for group in range(num_groups):
+                sum_ = np.int32(0)
+                for i in range(LANES):
+                    sum_ = np.int32(sum_ + np.int32(codes[group * LANES + i]))
+                sums[group] = np.float32(factor * sum_)
     in_team(work[TEAM], multiply, work_ptr)
 
 
@@ -36,7 +80,7 @@ def _multiply(work_ptr, kind, like):
         weight = pointer(work[WEIGHT], o * num_in, kind)
         scale = scales[o] if work[SCALES] else np.float32(1)
         for row in range(num_rows):
-            x = pointer(work[WIDE_X], row * num_in, FLOAT)
+            x = pointer(work[X], row * num_in, FLOAT)
             sum_ = np.float32(0)
             for i in range(num_in):
                 sum_ += x[i] * wide(weight[i])
@@ -51,3 +95,52 @@ def multiply_codes(work_ptr):
 @worker
 def multiply_numbers(work_ptr):
     _multiply(work_ptr, BFLOAT16, BFLOAT16)
+
+
+@worker
+def multiply_bytes(work_ptr):
+    """Codes of 8 bits by codes of 16, with a scale for each output."""
+    work = pointer(work_ptr, 0, INT)
+    num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
+    scales, steps = pointer(work[SCALES], 0, FLOAT), pointer(work[STEPS], 0, FLOAT)
+    out = pointer(work[OUT], 0, BFLOAT16)
+    first, last = own_part(work[TEAM], num_out)
+    for o in range(first, last):
+        weight, row = work[WEIGHT] + o * num_in, 0
+        while row < num_rows:
+            x = work[X] + 2 * row * num_in
+            if row + ROWS <= num_rows:
+                dots = dots_of_bytes(weight, x, num_in)
+                for n in range(ROWS):
+                    number = dots[n] * scales[o] * steps[row + n]
+                    out[(row + n) * num_out + o] = narrow(number, BFLOAT16)
+                row += ROWS
+            else:
+                number = dot_of_bytes(weight, x, num_in)[0] * scales[o] * steps[row]
+                out[row * num_out + o] = narrow(number, BFLOAT16)
+                row += 1
+
+
+@worker
+def multiply_halves(work_ptr):
+    """Codes of 4 bits by codes of 16, with a scale and a low for each group."""
+    work = pointer(work_ptr, 0, INT)
+    num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
+    num_blocks, num_groups = num_in // BLOCK, num_in // LANES
+    steps, out = pointer(work[STEPS], 0, FLOAT), pointer(work[OUT], 0, BFLOAT16)
+    first, last = own_part(work[TEAM], num_out)
+    for o in range(first, last):
+        weight, row = work[WEIGHT] + o * num_in // 2, 0
+        scales, lows = work[SCALES] + 4 * o * num_groups, work[LOWS] + 4 * o * num_groups
+        while row < num_rows:
+            x, sums = work[X] + 2 * row * num_in, work[SUMS] + 4 * row * num_groups
+            if row + ROWS <= num_rows:
+                dots = dots_of_halves(weight, scales, lows, x, sums, num_blocks)
+                for n in range(ROWS):
+                    number = dots[n] * steps[row + n]
+                    out[(row + n) * num_out + o] = narrow(number, BFLOAT16)
+                row += ROWS
+            else:
+                dot = dot_of_halves(weight, scales, lows, x, sums, num_blocks)[0]
+                out[row * num_out + o] = narrow(dot * steps[row], BFLOAT16)
+                row += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -29,6 +29,13 @@ def codes(inputs: int) -> Packed:
     return Packed("int8", codes_OB, torch.rand(50, 1).bfloat16())
 
 
+def halves(inputs: int, group_size: int, has_zeros: bool) -> Packed:
+    codes_OB = torch.randint(0, 256, (50, inputs // 2), dtype=torch.uint8)
+    scales_OG = torch.rand(50, inputs // group_size).half()
+    zeros_OG = 8 * torch.rand_like(scales_OG) - 4 if has_zeros else None
+    return Packed("int4", codes_OB, scales_OG, zeros_OG)
+
+
 def numbers(weight: Weight) -> Tensor:
     return weight.dense(torch.float64) if isinstance(weight, Packed) else weight.double()
 
@@ -44,6 +51,27 @@ def test_few_rows_are_multiplied_exactly(kind: str, inputs: int, rows: int, thre
     exact = x.double() @ numbers(weight).T + bias.double()
     torch.testing.assert_close(linear(x).double(), exact, rtol=0.01, atol=0.02)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("rows", [1, 6, 21])
+@pytest.mark.parametrize(("group_size", "has_zeros"), [(32, False), (64, True)])
+def test_codes_of_4_bits_are_multiplied_exactly(
+    group_size: int, has_zeros: bool, rows: int, threads: int
+) -> None:
+    torch.manual_seed(0)
+    weight, x = halves(256, group_size, has_zeros), torch.randn(rows, 256).bfloat16()
+    bias = torch.randn(50).bfloat16()
+    linear = CompiledLinears(BFLOAT16, keep_dense=False)(weight, bias)
+    exact = x.double() @ numbers(weight).T + bias.double()
+    torch.testing.assert_close(linear(x).double(), exact, rtol=0.01, atol=0.02)
+
+
+@pytest.mark.parametrize("make", [lambda: codes(256), lambda: halves(256, 32, False)])
+def test_a_row_that_is_not_finite_spoils_no_other(make: Callable[[], Packed]) -> None:
+    x = torch.randn(4, 256).bfloat16()
+    x[1, 7], x[2, 200] = torch.nan, torch.inf
+    finite = CompiledLinears(BFLOAT16, keep_dense=True)(make(), None)(x).isfinite()
+    assert finite[[0, 3]].all() and not finite[[1, 2]].any()
 
 
 def test_without_room_numbers_are_kept_once() -> None:

@@ -1,0 +1,176 @@
+"""Sums of products of codes: rows in 16 bits, weights in 8 or 4.
+
+Processors multiply two vectors of 16-bit numbers and add neighbours in one instruction, which LLVM
+does not find in loops of Python: it is named here. With AVX-512 and VNNI it adds to the sum, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 32
+"""Inputs that are multiplied together: a group's, where weights have 4 bits."""
+
+WORDS = 4
+"""Codes of 4 bits in a word: word i of a block has input i of each of four groups, the first's in
+its lowest bits."""
+
+BLOCK = WORDS * LANES
+ROWS = 4
+"""Rows that share what has been read of a weight."""
+
+BYTE, HALF, WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+ADDRESS, FLOAT = ir.IntType(64), ir.FloatType()
+SUMS, CODES = ir.VectorType(WORD, LANES // 2), ir.VectorType(HALF, LANES)
+FLOATS, LOWS = ir.VectorType(FLOAT, LANES // 2), ir.VectorType(FLOAT, WORDS)
+
+FEATURES = binding.get_host_cpu_features()
+HAS_DOTS = bool(FEATURES.get("avx2"))
+"""Whether this processor has such an instruction."""
+
+Builder = Any  # llvmlite's, which has no types
+Value = Any
+
+
+def _pairs(b: Builder, x: Value, y: Value) -> Value:
+    """x times y, each product added to its neighbour's."""
+    if FEATURES.get("avx512bw"):
+        return _called(b, "llvm.x86.avx512.pmaddw.d.512", SUMS, x, y)
+    size = LANES // 2
+    kind = ir.VectorType(WORD, size // 2)
+
+    def of_half(first: int) -> Value:
+        halves = [_shuffled(b, v, v, range(first, first + size)) for v in (x, y)]
+        return _called(b, "llvm.x86.avx2.pmadd.wd", kind, *halves)
+
+    return _shuffled(b, of_half(0), of_half(size), range(size))
+
+
+def _called(b: Builder, name: str, result: Any, *values: Value, **options: Any) -> Value:
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), values, **options)
+
+
+def _shuffled(b: Builder, x: Value, y: Value, places: Any) -> Value:
+    chosen = list(places)
+    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(WORD, len(chosen)), chosen))
+
+
+def _load(b: Builder, address: Value, kind: Any) -> Value:
+    value = b.load(b.inttoptr(address, kind.as_pointer()))
+    value.align = 1
+    return value
+
+
+def _at(b: Builder, address: Value, index: Value, size: int) -> Value:
+    return b.add(address, b.mul(index, ADDRESS(size)))
+
+
+def _everywhere(b: Builder, address: Value) -> Value:
+    """The float32 at an address, in all lanes."""
+    one = b.insert_element(ir.Constant(FLOATS, ir.Undefined), _load(b, address, FLOAT), WORD(0))
+    return _shuffled(b, one, one, [0] * FLOATS.count)
+
+
+def _same(number: int) -> Value:
+    return ir.Constant(CODES, [number] * LANES)
+
+
+def _multiplied_and_added(b: Builder, x: Value, y: Value, sum_: Value) -> Value:
+    return _called(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, sum_)
+
+
+def _variables(b: Builder, kind: Any, count: int) -> list[Value]:
+    zero = ir.Constant(kind, None)
+    variables = [cgutils.alloca_once(b, kind) for _ in range(count)]
+    for variable in variables:
+        b.store(zero, variable)
+    return variables
+
+
+def _dots_of_bytes(num_rows: int) -> Callable[..., Any]:
+    @intrinsic
+    def dots(typing_context, weight, x, num_in):
+        """Of each row of x [R, I] and a weight's output, as float32."""
+        kind = types.UniTuple(types.float32, num_rows)
+
+        def emit(context, b, signature, args):
+            weight, x, num_in = args
+            sums = _variables(b, SUMS, num_rows)
+            row_bytes = b.mul(num_in, ADDRESS(2))
+            with cgutils.for_range_slice(b, ADDRESS(0), num_in, ADDRESS(LANES)) as (i, _):
+                codes = _load(b, b.add(weight, i), ir.VectorType(BYTE, LANES))
+                codes = b.sext(codes, CODES)
+                for row, sum_ in enumerate(sums):
+                    of_row = b.add(x, b.mul(row_bytes, ADDRESS(row)))
+                    products = _pairs(b, codes, _load(b, _at(b, of_row, i, 2), CODES))
+                    b.store(b.add(b.load(sum_), products), sum_)
+            name = f"llvm.vector.reduce.add.v{SUMS.count}i32"
+            totals = [_called(b, name, WORD, b.load(sum_)) for sum_ in sums]
+            floats = [b.sitofp(total, FLOAT) for total in totals]
+            return context.make_tuple(b, signature.return_type, floats)
+
+        return kind(types.int64, types.int64, types.int64), emit
+
+    return dots
+
+
+def _dots_of_halves(num_rows: int) -> Callable[..., Any]:
+    chains = (
+        WORDS if num_rows == 1 else 1
+    )  # a sum of its own for each group: none waits for another
+
+    @intrinsic
+    def dots(typing_context, weight, scales, lows, x, group_sums, num_blocks):
+        """Of each row of x [R, I] and a weight's output: the sum over its groups of their scale
+        times a dot product, less their low times the sum of x."""
+        kind = types.UniTuple(types.float32, num_rows)
+
+        def emit(context, b, signature, args):
+            weight, scales, lows, x, group_sums, num_blocks = args
+            sums = [_variables(b, FLOATS, chains) for _ in range(num_rows)]
+            low_sums = _variables(b, LOWS, num_rows)
+            with cgutils.for_range(b, num_blocks) as loop:
+                words = _load(b, _at(b, weight, loop.index, 2 * LANES), CODES)
+                shifted = [b.lshr(words, _same(4 * group)) for group in range(WORDS)]
+                codes = [b.and_(one, _same(15)) for one in shifted]
+                first = _at(b, scales, loop.index, 4 * WORDS)
+                wide = [_everywhere(b, b.add(first, ADDRESS(4 * group))) for group in range(WORDS)]
+                low = _load(b, _at(b, lows, loop.index, 4 * WORDS), LOWS)
+                for row in range(num_rows):
+                    block = b.add(b.mul(num_blocks, ADDRESS(row)), loop.index)
+                    for group in range(WORDS):
+                        at = b.add(_at(b, x, block, 2 * BLOCK), ADDRESS(2 * LANES * group))
+                        products = _pairs(b, codes[group], _load(b, at, CODES))
+                        floats, sum_ = b.sitofp(products, FLOATS), sums[row][group % chains]
+                        added = _multiplied_and_added(b, floats, wide[group], b.load(sum_))
+                        b.store(added, sum_)
+                    group_sum = _load(b, _at(b, group_sums, block, 4 * WORDS), LOWS)
+                    added = _multiplied_and_added(b, low, group_sum, b.load(low_sums[row]))
+                    b.store(added, low_sums[row])
+            totals = [_total(b, *pair) for pair in zip(sums, low_sums, strict=True)]
+            return context.make_tuple(b, signature.return_type, totals)
+
+        return kind(*[types.int64] * 6), emit
+
+    return dots
+
+
+def _total(b: Builder, sums: list[Value], low_sum: Value) -> Value:
+    total = b.load(sums[0])
+    for sum_ in sums[1:]:
+        total = b.fadd(total, b.load(sum_))
+    places = [min(lane, WORDS) for lane in range(FLOATS.count)]  # zeros beyond the lows
+    lows = _shuffled(b, b.load(low_sum), ir.Constant(LOWS, None), places)
+    name = f"llvm.vector.reduce.fadd.v{FLOATS.count}f32"
+    return _called(b, name, FLOAT, FLOAT(-0.0), b.fsub(total, lows), fastmath=("reassoc",))
+
+
+dot_of_bytes, dots_of_bytes = _dots_of_bytes(1), _dots_of_bytes(ROWS)
+dot_of_halves, dots_of_halves = _dots_of_halves(1), _dots_of_halves(ROWS)
