@@ -48,6 +48,7 @@ class Parts(NamedTuple):
     weight: Tensor
     scales: Tensor | None = None
     lows: Tensor | None = None
+    group_size: int = 0  # of codes of 4 bits
 
 
 class Side:
@@ -77,11 +78,13 @@ class FewRows:
         self._product = product_of_codes if has_codes else product
         x = torch.empty(ROOM_ROWS, num_in, dtype=torch.int16 if has_codes else torch.float32)
         steps = torch.empty(ROOM_ROWS)
-        sums = torch.empty(ROOM_ROWS, num_in // LANES) if worker is multiply_halves else None
+        sums = torch.empty(ROOM_ROWS, num_in // parts.group_size) if parts.group_size else None
         team = team_of(num_threads())
         largest = LARGEST_CODE * MOST_INPUTS // max(MOST_INPUTS, num_in)
-        of_map = *map(data_ptr, parts), num_in, self._num_out, team.ctypes.data, largest
-        self._work = np.array((*of_map, *map(data_ptr, (x, steps, sums)), 0, 0))
+        tensors = parts.weight, parts.scales, parts.lows
+        of_map = num_in, self._num_out, team.ctypes.data, largest, parts.group_size
+        of_rows = map(data_ptr, (x, steps, sums))
+        self._work = np.array((*map(data_ptr, tensors), *of_map, *of_rows, 0, 0))
         self._work_ptr = self._work.ctypes.data
         self._kept = parts, x, steps, sums, team  # whose addresses those are
 
@@ -102,19 +105,21 @@ def data_ptr(x: Tensor | None) -> int:
 
 
 def halves(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
-    """Codes of 4 bits in words [O, B, LANES], scales and lows for each `LANES` inputs."""
+    """Codes of 4 bits in words [O, B, LANES], scales and lows for each LANES inputs, or BLOCK."""
     num_out, num_in = weight.shape
     words_OBL = torch.empty(num_out, num_in // BLOCK, LANES, dtype=torch.int16)
     for rows in chunks(num_out, num_in):
         codes_OBGL = unhalved(weight.codes_OB[rows]).int().view(-1, num_in // BLOCK, WORDS, LANES)
         shifts_G1 = torch.arange(0, 4 * WORDS, 4)[:, None]
         words_OBL[rows] = (codes_OBGL << shifts_G1).sum(2).to(torch.int16)
-    repeats, scales_OG = weight.group_size // LANES, weight.scales_OG.float()
+    scales_OG = weight.scales_OG.float()
+    group_size = LANES if weight.group_size % BLOCK else BLOCK
+    repeats = weight.group_size // group_size
     words, scales = put(words_OBL), put(scales_OG.repeat_interleave(repeats, 1))
     if weight.zeros_OG is None:
-        return Parts(words, scales, scales)
+        return Parts(words, scales, scales, group_size)
     lows_OG = (weight.zeros_OG.float() + MIDDLE).mul_(scales_OG)
-    return Parts(words, scales, put(lows_OG.repeat_interleave(repeats, 1)))
+    return Parts(words, scales, put(lows_OG.repeat_interleave(repeats, 1)), group_size)
 
 
 class ByRows:

@@ -7,6 +7,7 @@ does not find in loops of Python: it is named here. With AVX-512 and VNNI it add
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from llvmlite import binding, ir
@@ -15,11 +16,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 32
-"""Inputs that are multiplied together: a group's, where weights have 4 bits."""
+"""Inputs that are multiplied together."""
 
 WORDS = 4
-"""Codes of 4 bits in a word: word i of a block has input i of each of four groups, the first's in
-its lowest bits."""
+"""Codes of 4 bits in a word: word i of a block has input i of each of four runs of LANES inputs,
+the first's in its lowest bits. Each run is a group, or all are one."""
 
 BLOCK = WORDS * LANES
 ROWS = 4
@@ -82,10 +83,6 @@ def _same(number: int) -> Value:
     return ir.Constant(CODES, [number] * LANES)
 
 
-def _multiplied_and_added(b: Builder, x: Value, y: Value, sum_: Value) -> Value:
-    return _called(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, sum_)
-
-
 def _variables(b: Builder, kind: Any, count: int) -> list[Value]:
     zero = ir.Constant(kind, None)
     variables = [cgutils.alloca_once(b, kind) for _ in range(count)]
@@ -121,10 +118,10 @@ def _dots_of_bytes(num_rows: int) -> Callable[..., Any]:
     return dots
 
 
-def _dots_of_halves(num_rows: int) -> Callable[..., Any]:
-    chains = (
-        WORDS if num_rows == 1 else 1
-    )  # a sum of its own for each group: none waits for another
+def _dots_of_halves(num_rows: int, num_groups: int) -> Callable[..., Any]:
+    """With so many groups in a block."""
+    chains = num_groups if num_rows == 1 else 1  # sums that need not wait for one another
+    lows_kind = LOWS if num_groups == WORDS else FLOAT
 
     @intrinsic
     def dots(typing_context, weight, scales, lows, x, group_sums, num_blocks):
@@ -135,25 +132,23 @@ def _dots_of_halves(num_rows: int) -> Callable[..., Any]:
         def emit(context, b, signature, args):
             weight, scales, lows, x, group_sums, num_blocks = args
             sums = [_variables(b, FLOATS, chains) for _ in range(num_rows)]
-            low_sums = _variables(b, LOWS, num_rows)
+            low_sums = _variables(b, lows_kind, num_rows)
             with cgutils.for_range(b, num_blocks) as loop:
                 words = _load(b, _at(b, weight, loop.index, 2 * LANES), CODES)
-                shifted = [b.lshr(words, _same(4 * group)) for group in range(WORDS)]
+                shifted = [b.lshr(words, _same(4 * run)) for run in range(WORDS)]
                 codes = [b.and_(one, _same(15)) for one in shifted]
-                first = _at(b, scales, loop.index, 4 * WORDS)
-                wide = [_everywhere(b, b.add(first, ADDRESS(4 * group))) for group in range(WORDS)]
-                low = _load(b, _at(b, lows, loop.index, 4 * WORDS), LOWS)
+                first = _at(b, scales, loop.index, 4 * num_groups)
+                places = [b.add(first, ADDRESS(4 * group)) for group in range(num_groups)]
+                wide = [_everywhere(b, place) for place in places]
+                low = _load(b, _at(b, lows, loop.index, 4 * num_groups), lows_kind)
                 for row in range(num_rows):
                     block = b.add(b.mul(num_blocks, ADDRESS(row)), loop.index)
-                    for group in range(WORDS):
-                        at = b.add(_at(b, x, block, 2 * BLOCK), ADDRESS(2 * LANES * group))
-                        products = _pairs(b, codes[group], _load(b, at, CODES))
-                        floats, sum_ = b.sitofp(products, FLOATS), sums[row][group % chains]
-                        added = _multiplied_and_added(b, floats, wide[group], b.load(sum_))
-                        b.store(added, sum_)
-                    group_sum = _load(b, _at(b, group_sums, block, 4 * WORDS), LOWS)
-                    added = _multiplied_and_added(b, low, group_sum, b.load(low_sums[row]))
-                    b.store(added, low_sums[row])
+                    x_block = _at(b, x, block, 2 * BLOCK)
+                    for group, products in enumerate(_by_group(b, codes, x_block, num_groups)):
+                        sum_ = sums[row][group % chains]
+                        _add_to(b, sum_, b.sitofp(products, FLOATS), wide[group])
+                    at = _at(b, group_sums, block, 4 * num_groups)
+                    _add_to(b, low_sums[row], low, _load(b, at, lows_kind))
             totals = [_total(b, *pair) for pair in zip(sums, low_sums, strict=True)]
             return context.make_tuple(b, signature.return_type, totals)
 
@@ -162,15 +157,33 @@ def _dots_of_halves(num_rows: int) -> Callable[..., Any]:
     return dots
 
 
+def _by_group(b: Builder, codes: list[Value], x_block: Value, num_groups: int) -> list[Value]:
+    """Sums of products of each group of a block."""
+    places = [b.add(x_block, ADDRESS(2 * LANES * run)) for run in range(WORDS)]
+    runs = zip(codes, places, strict=True)
+    products = [_pairs(b, code, _load(b, place, CODES)) for code, place in runs]
+    return products if num_groups == WORDS else [reduce(b.add, products)]
+
+
+def _add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
+    """variable += x * y"""
+    lanes = f"v{x.type.count}" if isinstance(x.type, ir.VectorType) else ""
+    b.store(_called(b, f"llvm.fma.{lanes}f32", x.type, x, y, b.load(variable)), variable)
+
+
 def _total(b: Builder, sums: list[Value], low_sum: Value) -> Value:
-    total = b.load(sums[0])
-    for sum_ in sums[1:]:
-        total = b.fadd(total, b.load(sum_))
-    places = [min(lane, WORDS) for lane in range(FLOATS.count)]  # zeros beyond the lows
-    lows = _shuffled(b, b.load(low_sum), ir.Constant(LOWS, None), places)
-    name = f"llvm.vector.reduce.fadd.v{FLOATS.count}f32"
-    return _called(b, name, FLOAT, FLOAT(-0.0), b.fsub(total, lows), fastmath=("reassoc",))
+    total = reduce(b.fadd, [b.load(sum_) for sum_ in sums])
+    low = b.load(low_sum)
+    if low.type == LOWS:
+        low = _added_up(b, low)
+    return b.fsub(_added_up(b, total), low)
+
+
+def _added_up(b: Builder, x: Value) -> Value:
+    name = f"llvm.vector.reduce.fadd.v{x.type.count}f32"
+    return _called(b, name, FLOAT, FLOAT(-0.0), x, fastmath=("reassoc",))
 
 
 dot_of_bytes, dots_of_bytes = _dots_of_bytes(1), _dots_of_bytes(ROWS)
-dot_of_halves, dots_of_halves = _dots_of_halves(1), _dots_of_halves(ROWS)
+dot_of_runs, dots_of_runs = _dots_of_halves(1, WORDS), _dots_of_halves(ROWS, WORDS)
+dot_of_blocks, dots_of_blocks = _dots_of_halves(1, 1), _dots_of_halves(ROWS, 1)

@@ -9,10 +9,12 @@ from services.compute.kernels.cpu.dots import (
     BLOCK,
     LANES,
     ROWS,
+    dot_of_blocks,
     dot_of_bytes,
-    dot_of_halves,
+    dot_of_runs,
+    dots_of_blocks,
     dots_of_bytes,
-    dots_of_halves,
+    dots_of_runs,
 )
 from services.compute.kernels.cpu.language import LIKE, compiled, narrow, pointer, wide
 from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
@@ -23,11 +25,12 @@ WORD, SMALLEST_STEP = np.int16(0), np.float32(1e-30)
 MIDDLE = 8
 """What is taken off codes of 4 bits whose groups have no zeros: lows are so many scales then."""
 
-WORK = range(12)
-WEIGHT, SCALES, LOWS, NUM_IN, NUM_OUT, TEAM, LARGEST, X, STEPS, SUMS, OUT, NUM_ROWS = WORK
-"""What there is to do: up to the largest code of a row it is the map's. X is room for rows in
-float32 or in codes, STEPS and SUMS for what a code of each row is, and for the sums of its groups.
-SCALES is 0 where the weight has none."""
+WORK = range(13)
+WEIGHT, SCALES, LOWS, NUM_IN, NUM_OUT, TEAM, LARGEST, GROUP, X, STEPS, SUMS, OUT, NUM_ROWS = WORK
+"""What there is to do. LARGEST is the largest code of a row, GROUP the number of a group's inputs
+where codes have 4 bits: LANES or BLOCK, else 0. X is room for rows in float32 or in codes, STEPS
+and SUMS for what a code of each row is, and for the sums of its groups. SCALES is 0 where the
+weight has none."""
 
 
 @compiled
@@ -58,14 +61,15 @@ def product_of_codes(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
         for i in range(num_in):
             codes[i] = np.int16(np.int32(np.rint(wide(x[i]) / step)))
         pointer(work[STEPS], row, FLOAT)[0] = step + lost
-        if work[SUMS]:
-            num_groups = num_in // LANES
+        group_size = work[GROUP]
+        if group_size:
+            num_groups = num_in // group_size
             factor = MIDDLE if work[LOWS] == work[SCALES] else 1
             sums = pointer(work[SUMS], row * num_groups, FLOAT)
             for group in range(num_groups):
                 sum_ = np.int32(0)
-                for i in range(LANES):
-                    sum_ = np.int32(sum_ + np.int32(codes[group * LANES + i]))
+                for i in range(group * group_size, (group + 1) * group_size):
+                    sum_ = np.int32(sum_ + np.int32(codes[i]))
                 sums[group] = np.float32(factor * sum_)
     in_team(work[TEAM], multiply, work_ptr)
 
@@ -126,7 +130,7 @@ def multiply_halves(work_ptr):
     """Codes of 4 bits by codes of 16, with a scale and a low for each group."""
     work = pointer(work_ptr, 0, INT)
     num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
-    num_blocks, num_groups = num_in // BLOCK, num_in // LANES
+    num_blocks, num_groups = num_in // BLOCK, num_in // work[GROUP]
     steps, out = pointer(work[STEPS], 0, FLOAT), pointer(work[OUT], 0, BFLOAT16)
     first, last = own_part(work[TEAM], num_out)
     for o in range(first, last):
@@ -135,12 +139,18 @@ def multiply_halves(work_ptr):
         while row < num_rows:
             x, sums = work[X] + 2 * row * num_in, work[SUMS] + 4 * row * num_groups
             if row + ROWS <= num_rows:
-                dots = dots_of_halves(weight, scales, lows, x, sums, num_blocks)
+                if work[GROUP] == LANES:
+                    dots = dots_of_runs(weight, scales, lows, x, sums, num_blocks)
+                else:
+                    dots = dots_of_blocks(weight, scales, lows, x, sums, num_blocks)
                 for n in range(ROWS):
                     number = dots[n] * steps[row + n]
                     out[(row + n) * num_out + o] = narrow(number, BFLOAT16)
                 row += ROWS
             else:
-                dot = dot_of_halves(weight, scales, lows, x, sums, num_blocks)[0]
-                out[row * num_out + o] = narrow(dot * steps[row], BFLOAT16)
+                if work[GROUP] == LANES:
+                    dot = dot_of_runs(weight, scales, lows, x, sums, num_blocks)
+                else:
+                    dot = dot_of_blocks(weight, scales, lows, x, sums, num_blocks)
+                out[row * num_out + o] = narrow(dot[0] * steps[row], BFLOAT16)
                 row += 1

@@ -54,7 +54,7 @@ def test_few_rows_are_multiplied_exactly(kind: str, inputs: int, rows: int, thre
 
 
 @pytest.mark.parametrize("rows", [1, 6, 21])
-@pytest.mark.parametrize(("group_size", "has_zeros"), [(32, False), (64, True)])
+@pytest.mark.parametrize(("group_size", "has_zeros"), [(32, False), (64, True), (256, True)])
 def test_codes_of_4_bits_are_multiplied_exactly(
     group_size: int, has_zeros: bool, rows: int, threads: int
 ) -> None:
