@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (10_210, 66),
     "services/router": (14_830, 87),
     "services/tokenizer": (3_930, 20),
-    "services/compute": (49_590, 321),
+    "services/compute": (49_970, 322),
     "services/detokenizer": (2_950, 18),
     "services/launcher": (2_790, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (76_610, 482),
+    "services": (76_990, 483),
 }
 MIN_MEDIAN_LINES = 90
 
