@@ -21,7 +21,7 @@ BUDGETS = {  # package: lines, files
     "services/launcher": (2_790, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
-    "services": (76_990, 483),
+    "services": (77_000, 483),
 }
 MIN_MEDIAN_LINES = 90
 

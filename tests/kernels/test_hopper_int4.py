@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from services.compute.kernels.choice_files import CONFIGS
 from services.compute.kernels.hopper_int4 import hopper_int4
 from services.compute.kernels.hopper_int4_config import (
     MAX_SUMS,
@@ -89,6 +90,7 @@ def test_what_may_be_chosen_has_room(num_tokens: int, eighths: int, steps: int) 
     codes = torch.empty(1, 1, dtype=torch.uint8).expand(8 * eighths, 64 * steps)
     options = int4_options(Packed("int4", codes, scales), num_tokens, torch.bfloat16, NUM_SMS)
     assert options.default == int4_config(num_tokens, 8 * eighths, NUM_SMS)
+    assert CONFIGS[options.key.kernel] is Int4Config  # or what was measured is not kept
     for config in options.all:
         ring = config.num_stages * (config.rows * 128 + config.width * 256)
         assert config.rows * config.width <= MAX_SUMS and config.num_stages >= 2

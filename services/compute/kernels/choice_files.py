@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 
@@ -18,6 +18,7 @@ import structlog
 
 from services.compute.kernels.choices import Key, Measured
 from services.compute.kernels.expert_matmul_config import ExpertConfig
+from services.compute.kernels.hopper_int4_config import Int4Config
 from services.compute.kernels.packed_matmul import PackedConfig
 from services.compute.kernels.quantized_matmul_config import QuantizedConfig
 from services.compute.kernels.skinny_matmul_config import SkinnyConfig
@@ -36,6 +37,7 @@ CONFIGS: Mapping[str, type[Any]] = {
     "expert_down": ExpertConfig,
     "quantized_gate_up": ExpertConfig,
     "quantized_down": ExpertConfig,
+    "hopper_int4": Int4Config,
 }
 """The constants of each kernel."""
 
@@ -132,7 +134,8 @@ def _choice(line: str) -> tuple[Key, Measured[Any]]:
     kind = CONFIGS.get(values["kernel"])
     if kind is None:
         raise ValueError(f"kernel is {values['kernel']!r}; known are {', '.join(CONFIGS)}")
-    config = kind(**_typed(values.pop("config"), get_type_hints(kind), "config."))
+    none = {field.name: field.default for field in fields(kind)}
+    config = kind(**_typed(values.pop("config"), get_type_hints(kind), "config.", none))
     us, default_us = values.pop("us"), values.pop("default_us")
     return Key(**values), Measured(config, us, default_us)
 
@@ -140,16 +143,18 @@ def _choice(line: str) -> tuple[Key, Measured[Any]]:
 def _values(line: str, types: Mapping[str, type[Any]]) -> dict[str, Any]:
     values = json.loads(line)
     _check(isinstance(values, dict), "it should be an object")
-    return _typed(values, types, "")
+    return _typed(values, types, "", {})
 
 
-def _typed(values: dict[str, Any], types: Mapping[str, type[Any]], path: str) -> dict[str, Any]:
-    """These values, all of the types and no others."""
+def _typed(
+    values: dict[str, Any], types: Mapping[str, type[Any]], path: str, none: Mapping[str, object]
+) -> dict[str, Any]:
+    """These values, all of the types and no others; `none`: what may stand for no number."""
     for name in values:
         _check(name in types, f"unknown: {path}{name}")
     for name, kind in types.items():
         _check(name in values, f"missing: {path}{name}")
         value = values[name]
-        is_kind = type(value) is kind and (kind is not int or value > 0)
+        is_kind = type(value) is kind and (kind is not int or value > 0 or value == none.get(name))
         _check(is_kind, f"{path}{name} should be {NAMES[kind]} (it is {value!r})")
     return values

@@ -22,13 +22,16 @@ from services.compute.kernels.choice_files import (
     write,
 )
 from services.compute.kernels.choices import Key, Measured
+from services.compute.kernels.hopper_int4_config import Int4Config
 from services.compute.kernels.packed_matmul import PackedConfig
 from services.compute.kernels.skinny_matmul_config import SkinnyConfig
 
 DEVICE = "NVIDIA H200"
 SKINNY = Key("skinny_matmul", "bfloat16", 6144, 4096, 16)
 PACKED = Key("packed_matmul", "int4 by 128 with zeros times bfloat16", 4096, 4096, 32)
+INT4 = Key("hopper_int4", "int4 by 128 with zeros times bfloat16", 6144, 4096, 64)
 FOUND: Found = {
+    INT4: Measured(Int4Config(64, 64, splits=0), 15.5, 17.5),
     SKINNY: Measured(SkinnyConfig(16, 64, 128, splits=3, pdl=False), 13.25, 14.0),
     PACKED: Measured(PackedConfig(32, 64), 9.5, 9.5),
 }
@@ -127,7 +130,7 @@ def test_choices_of_another_device_or_version_are_an_error(path: Path) -> None:
 def test_a_line_that_comes_twice_is_an_error(path: Path) -> None:
     write(path, DEVICE, FOUND)
     path.write_text(path.read_text() + path.read_text().splitlines()[1] + "\n")
-    with pytest.raises(ChoiceFileError, match="line 4: the line says again"):
+    with pytest.raises(ChoiceFileError, match="line 5: the line says again"):
         read(path, DEVICE)
 
 
