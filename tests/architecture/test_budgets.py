@@ -14,10 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
     "common": (10_210, 66),
-    "services/router": (14_830, 87),
-    "services/tokenizer": (3_930, 20),
+    "services/router": (14_800, 87),
+    "services/tokenizer": (3_890, 20),
     "services/compute": (49_970, 322),
-    "services/detokenizer": (2_950, 18),
+    "services/detokenizer": (2_930, 18),
     "services/launcher": (2_790, 19),
     "services/commands": (1_720, 10),
     "services/bench": (630, 4),
