@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from services.compute.kernels.span import AttentionSpan
-from services.compute.layers.cpu_linear import CpuLinears
+from services.compute.layers.cpu_operations import operations_for
 from services.compute.layers.eager_attention import Geometry
 from services.compute.models.draft_head import ModelEnds
 from services.compute.models.eager_decoder import EagerDecoder
@@ -64,7 +64,8 @@ def load_drafter(loader: ModelLoader, ends: ModelEnds) -> DrafterMaker | None:
 
 
 def _head(loader: ModelLoader, folder: HeadFolder, ends: ModelEnds) -> DrafterMaker:
-    make_linear = CpuLinears(loader.dtype, has_room_for_dense(folder.shape))
+    operations = operations_for(loader.dtype)
+    make_linear = operations.make_linears(loader.dtype, has_room_for_dense(folder.shape))
     loaded = load_head(loader, folder, ends, make_linear)
 
     def make(host: Host) -> Drafter:
@@ -75,9 +76,10 @@ def _head(loader: ModelLoader, folder: HeadFolder, ends: ModelEnds) -> DrafterMa
 
 def _draft_model(small: ModelLoader, max_positions: int) -> DrafterMaker:
     shape = small.config.shape
-    make_linear = CpuLinears(small.dtype, has_room_for_dense(shape))
+    operations = operations_for(small.dtype)
+    make_linear = operations.make_linears(small.dtype, has_room_for_dense(shape))
     # Beyond the positions that it was trained for it guesses worse.
-    model = EagerDecoder(small.decoder(make_linear), max_positions)
+    model = EagerDecoder(small.decoder(make_linear), max_positions, make_step=operations.make_step)
 
     def make(host: Host) -> DraftModel:
         spec, num_groups = host.spec, len(small.layout.spans)
