@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -25,7 +24,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from services.compute.kernels.hopper_attend import (
     attend_blocks,
@@ -46,6 +44,7 @@ from services.compute.kernels.hopper_prefill import (
     MAX_REGISTERS,
     STAGES,
     SWIZZLED,
+    boxes,
 )
 from services.compute.kernels.latent_expansion import StepKeys
 from services.compute.kernels.latent_prefill import ChunkQueries, expanded_attention
@@ -307,13 +306,9 @@ def hopper_expanded_attention(
     rotated, width = keys.turned_KP.shape[1], out_THV.shape[2]
     num_tiles = num_items_bound(num_tokens, work.max_rows, work.block_q) * heads
 
-    def blocks_of(rows_KX: Tensor) -> TensorDescriptor:
-        box = [BLOCK_N, PANEL.value]
-        return TensorDescriptor(rows_KX, list(rows_KX.shape), list(rows_KX.stride()), box, SWIZZLED)
-
     _hopper_expanded_kernel[(min(num_tiles, work.num_sms),)](
-        blocks_of(keys.expanded_KHX.flatten(1)),
-        blocks_of(keys.turned_KP),
+        boxes(keys.expanded_KHX.flatten(1), BLOCK_N, PANEL.value),
+        boxes(keys.turned_KP, BLOCK_N, PANEL.value),
         q_THD,
         tables.cos_PJ,
         tables.sin_PJ,

@@ -28,7 +28,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from services.compute.kernels.hopper_int4_codes import (
@@ -54,6 +53,7 @@ from services.compute.kernels.hopper_prefill import (
     FETCHING_REGISTERS,
     MAX_REGISTERS,
     SWIZZLED,
+    boxes,
 )
 from services.compute.kernels.launch import dependent_launch
 from services.compute.quantization.packed import Packed
@@ -352,11 +352,11 @@ def hopper_int4(
         swizzle_byte_width=min(128, 2 * config.rows), element_bitwidth=16, rank=2
     )
     _hopper_int4_kernel[(schedule.programs,)](
-        _boxes(weight.codes_OB, 2 * config.rows, STEP_IN // 2, CODES),
-        _boxes(x_TI, config.tokens, 64, SWIZZLED),
-        _boxes(x_TI, config.tail or config.tokens, 64, SWIZZLED),
-        _boxes(out_TO, chunk, config.rows, out_layout),
-        _boxes(out_TO, config.tail or chunk, config.rows, out_layout),
+        boxes(weight.codes_OB, 2 * config.rows, STEP_IN // 2, CODES),
+        boxes(x_TI, config.tokens, 64),
+        boxes(x_TI, config.tail or config.tokens, 64),
+        boxes(out_TO, chunk, config.rows, out_layout),
+        boxes(out_TO, config.tail or chunk, config.rows, out_layout),
         weight.scales_OG,
         weight.scales_OG if weight.zeros_OG is None else weight.zeros_OG,
         bias_O,
@@ -382,11 +382,3 @@ def hopper_int4(
         maxnreg=MAX_REGISTERS,
         **dependent_launch(pdl, out_TO),
     )
-
-
-def _boxes(
-    tensor: Tensor, rows: int, columns: int, layout: gl.NVMMASharedLayout
-) -> TensorDescriptor:
-    """What the copy engine takes of a tensor at once."""
-    shape, strides = list(tensor.shape), list(tensor.stride())
-    return TensorDescriptor(tensor, shape, strides, [rows, columns], layout)

@@ -44,6 +44,7 @@ from services.compute.kernels.hopper_prefill import (
     FETCHING_REGISTERS,
     MAX_REGISTERS,
     SWIZZLED,
+    boxes,
 )
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def hopper_matmul(
 ) -> None:
     """out = x W^T + b, rounded once. All tensors are of one 16-bit dtype and contiguous; I and O
     are multiples of 8."""
-    weights = _boxes(weight_OI, BLOCK_OUT, BLOCK_IN, SWIZZLED)
+    weights = boxes(weight_OI, BLOCK_OUT, BLOCK_IN)
     _launch(x_TI, weight_OI, weights, bias_O, out_TO, None, tiling, tile)
 
 
@@ -323,10 +324,10 @@ def _launch(
     token_tiles, out_tiles = -(-num_tokens // tile.tokens), -(-num_rows // BLOCK_OUT)
     _hopper_matmul_kernel[(min(token_tiles * out_tiles, tiling.num_sms),)](
         weights,
-        _boxes(x_TI, tile.main, BLOCK_IN, SWIZZLED),
-        _boxes(x_TI, tile.tail or CHUNK, BLOCK_IN, SWIZZLED),
-        _boxes(out_TO, CHUNK, block_out, out_layout),
-        _boxes(out_TO, tile.tail or CHUNK, block_out, out_layout),
+        boxes(x_TI, tile.main, BLOCK_IN),
+        boxes(x_TI, tile.tail or CHUNK, BLOCK_IN),
+        boxes(out_TO, CHUNK, block_out, out_layout),
+        boxes(out_TO, tile.tail or CHUNK, block_out, out_layout),
         bias_O,
         num_rows,
         token_tiles,
@@ -345,11 +346,3 @@ def _launch(
         num_warps=4,
         maxnreg=MAX_REGISTERS,
     )
-
-
-def _boxes(
-    tensor: Tensor, rows: int, columns: int, layout: gl.NVMMASharedLayout
-) -> TensorDescriptor:
-    """What the copy engine takes of a tensor at once."""
-    shape, strides = list(tensor.shape), list(tensor.stride())
-    return TensorDescriptor(tensor, shape, strides, [rows, columns], layout)

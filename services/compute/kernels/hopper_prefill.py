@@ -51,6 +51,14 @@ ATTENDING_REGISTERS, FETCHING_REGISTERS = 232, 40  # a thread
 MAX_REGISTERS = 168  # 65,536 shared by 384 threads, before they are dealt out anew
 
 
+def boxes(
+    tensor: torch.Tensor, rows: int, columns: int, layout: gl.NVMMASharedLayout = SWIZZLED
+) -> TensorDescriptor:
+    """What the copy engine takes of a tensor at once."""
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    return TensorDescriptor(tensor, shape, strides, [rows, columns], layout)
+
+
 @gluon.jit
 def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
     """A warpgroup: the first or the second half of each item's rows."""
