@@ -104,7 +104,7 @@ def data_ptr(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def halves(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
+def word_parts(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
     """Codes of 4 bits in words [O, B, LANES], scales and lows for each LANES inputs, or BLOCK."""
     num_out, num_in = weight.shape
     words_OBL = torch.empty(num_out, num_in // BLOCK, LANES, dtype=torch.int16)
@@ -146,7 +146,7 @@ class CompiledLinears(CpuLinears):
             return super().__call__(weight, bias_O)
         put = self._side.put
         if isinstance(weight, Packed) and self._has_halves(weight):
-            few = FewRows(multiply_halves, halves(weight, put), weight.shape, bias_O)
+            few = FewRows(multiply_halves, word_parts(weight, put), weight.shape, bias_O)
             if not self._keep_dense:
                 return few
             return ByRows(few, self._dense(weight.dense(self._dtype), bias_O), FEW_ROWS_INT4)
