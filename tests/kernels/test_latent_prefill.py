@@ -56,7 +56,9 @@ def test_results_do_not_depend_on_where_a_text_is_cut(device: torch.device) -> N
     parts.layer, parts.table[:] = whole.layer, whole.table[:, : parts.table.shape[1]]
     parts.q_THW[:40] = whole.q_THW[130:170]
     _, found = attend(parts, made(parts, 200)[0], up_HXL)
-    assert torch.equal(found[:40], expected[130:170])
+    # on the CPU by a library whose sums depend on where a row is, with some processors
+    least = 0.0 if device.type == "cuda" else 1e-6
+    torch.testing.assert_close(found[:40], expected[130:170], rtol=least, atol=least)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -144,8 +144,13 @@ def test_all_ranks_lay_out_pages_alike(load: Load, tmp_path: Path) -> None:
         ranks = load(folder, settings, 2)
         groups = [each.spec().kv_groups for each in ranks.executors]
         assert groups[0] == groups[1]
-    # codes of FP8 are far apart: one of eight layers' that rounds the other way would be seen
-    check(load, folder, settings, 2)
+    # Ranks differ in last bits, by which a code may round the other way in any of eight layers, on
+    # some processors: what comes first is near, and what is read from a wrong place is not.
+    one = answers(load_on_cpu(folder, settings), settings)
+    all_of_them = answers(PackingRunner(ranks), settings)
+    for counter, rows in one.logprobs.items():
+        found, expected = all_of_them.logprobs[counter][0], rows[0]
+        assert np.allclose(found.top_logprobs, expected.top_logprobs, atol=0.2)
 
 
 FORMATS = [
