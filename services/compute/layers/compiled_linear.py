@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.compute.kernels.cpu.dots import BLOCK, HAS_DOTS, LANES, WORDS
+from services.compute.kernels.cpu.dots import BLOCK, HAS_DOTS, LANES, NUMBERS, WORDS
 from services.compute.kernels.cpu.products import (
     BFLOAT16,
     MIDDLE,
@@ -20,6 +20,7 @@ from services.compute.kernels.cpu.products import (
     multiply_codes,
     multiply_halves,
     multiply_numbers,
+    multiply_vectors,
     product,
     product_of_codes,
 )
@@ -38,8 +39,13 @@ MOST_INPUTS = 8192
 """Whose products with codes of 8 bits add up to less than 32 bits have, by the largest codes."""
 
 SIDE_BYTES, LINE_BYTES = 16 << 20, 64
+FEW_ROWS_NUMBERS = 4
+"""Up to which kernels multiply by bfloat16 beside oneDNN: with AVX2 four rows take 1.4 times as
+long as one. Where oneDNN has bfloat16 this was not measured; codes of 8 bits have the same."""
+
 ROOM_ROWS = 16
-"""Rows that are multiplied at once."""
+"""Rows that are multiplied at once, and up to which kernels are faster than products in float32 of
+what has been widened."""
 
 
 class Parts(NamedTuple):
@@ -149,17 +155,32 @@ class CompiledLinears(CpuLinears):
             few = FewRows(multiply_halves, word_parts(weight, put), weight.shape, bias_O)
             if not self._keep_dense:
                 return few
-            return ByRows(few, self._dense(weight.dense(self._dtype), bias_O), FEW_ROWS_INT4)
+            more = self._dense(weight.dense(self._dtype), bias_O)
+            return ByRows(few, more, self._most_few(FEW_ROWS_INT4))
+        if not isinstance(weight, Packed):
+            return self._of_numbers(weight, bias_O)
         linear, shape = super().__call__(weight, bias_O), (weight.shape[0], weight.shape[1])
         if isinstance(linear, Int8Linear):
             worker = multiply_codes if shape[1] % LANES or not HAS_DOTS else multiply_bytes
             linear.codes_OI = put(linear.codes_OI)
             parts = Parts(linear.codes_OI, linear.scales_O.float())
-            return ByRows(FewRows(worker, parts, shape, bias_O), linear, FEW_ROWS)
-        if isinstance(weight, Packed) or not self._keep_dense:
-            return linear
-        few = FewRows(multiply_numbers, Parts(put(weight)), shape, bias_O)
-        return ByRows(few, linear, 1)
+            few = FewRows(worker, parts, shape, bias_O)
+            return ByRows(few, linear, self._most_few(FEW_ROWS))
+        return linear
+
+    def _of_numbers(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
+        if not self._keep_dense and not self._widens:
+            return self._dense(weight_OI, bias_O)  # it has the weight in an order of its own
+        weight_OI = self._side.put(weight_OI)
+        num_out, num_in = weight_OI.shape
+        has_vectors = HAS_DOTS and not num_in % NUMBERS
+        worker = multiply_vectors if has_vectors else multiply_numbers
+        few = FewRows(worker, Parts(weight_OI), (num_out, num_in), bias_O)
+        most_few = self._most_few(FEW_ROWS_NUMBERS) if has_vectors else 1
+        return ByRows(few, self._dense(weight_OI, bias_O), most_few)
+
+    def _most_few(self, beside_bf16: int) -> int:
+        return ROOM_ROWS if self._widens else beside_bf16
 
     def _has_halves(self, weight: Packed) -> bool:
         is_plain = weight.kind == "int4" and weight.order_I is None

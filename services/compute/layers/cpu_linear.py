@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.compute.layers.weighted_layers import Linear, LinearMap
+from services.compute.layers.widened import WidenedLinear, has_bf16
 from services.compute.quantization.at_load import rounded_to_int8
 from services.compute.quantization.packed import Packed, Weight, unhalved
 
@@ -65,24 +66,16 @@ multiple: it gives wrong numbers there, or ends the process."""
 class Int8Linear:
     """y = x W^T + b in bfloat16 of codes of 8 bits, with a scale for each row of the weight.
 
-    Where memory is plenty the weight is kept in bfloat16, too, for more than `FEW_ROWS` rows;
-    elsewhere it is made for each call.
+    `many_rows` multiplies where there are more than `FEW_ROWS`.
     """
 
-    def __init__(self, weight: Packed, bias_O: Tensor | None, keep_dense: bool) -> None:
-        rounded = rounded_to_int8(weight)
+    def __init__(self, rounded: Packed, bias_O: Tensor | None, many_rows: LinearMap) -> None:
         self.codes_OI, self._bias_O = rounded.codes_OB, bias_O
-        self.scales_O = rounded.scales_OG.flatten()
-        self._dense: ReorderedLinear | None = None
-        if keep_dense:
-            self._dense = ReorderedLinear(rounded.dense(torch.bfloat16), bias_O)
+        self.scales_O, self.many_rows = rounded.scales_OG.flatten(), many_rows
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         if len(x_TI) > FEW_ROWS or x_TI.shape[1] % INPUTS_TOGETHER:
-            if self._dense is not None:
-                return self._dense(x_TI)
-            weight_OI = self.codes_OI.to(x_TI.dtype).mul_(self.scales_O[:, None])
-            return F.linear(x_TI, weight_OI, self._bias_O)
+            return self.many_rows(x_TI)
         out_TO = torch._weight_int8pack_mm(x_TI, self.codes_OI, self.scales_O)
         return out_TO if self._bias_O is None else out_TO.add_(self._bias_O)
 
@@ -166,6 +159,7 @@ class CpuLinears:
         self._dtype = dtype
         self._keep_dense = keep_dense
         self._reorders = works(ReorderedLinear, dtype)
+        self._widens = dtype == torch.bfloat16 and not has_bf16()
         self._has_int8 = dtype == torch.bfloat16 and works(_int8, dtype)
         # Without vectors, and in other dtypes, the kernel of 4 bits multiplies number by number: in
         # float32 it takes five times as long as F.linear at one row.
@@ -181,7 +175,8 @@ class CpuLinears:
                 many_rows = self._dense(weight.dense(self._dtype), bias_O)
             return Int4Linear(weight, bias_O, many_rows)
         if self._has_int8:
-            return Int8Linear(weight, bias_O, self._keep_dense and self._reorders)
+            rounded = rounded_to_int8(weight)
+            return Int8Linear(rounded, bias_O, self._many_rows_of_codes(rounded, bias_O))
         return self._dense(weight.dense(self._dtype), bias_O)
 
     def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> LinearMap:
@@ -198,7 +193,18 @@ class CpuLinears:
         return tuple(map(self, weights, biases))
 
     def _dense(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
+        if self._widens:
+            return WidenedLinear(weight_OI, bias_O)
         return ReorderedLinear(weight_OI, bias_O) if self._reorders else Linear(weight_OI, bias_O)
+
+    def _many_rows_of_codes(self, rounded: Packed, bias_O: Tensor | None) -> LinearMap:
+        """Where memory is plenty, and the processor has products of them, of numbers in bfloat16;
+        else they are made for each call."""
+        if self._widens:
+            return WidenedLinear(rounded.codes_OB, bias_O, rounded.scales_OG.flatten())
+        if self._keep_dense:
+            return self._dense(rounded.dense(self._dtype), bias_O)
+        return lambda x_TI: F.linear(x_TI, rounded.dense(x_TI.dtype), bias_O)
 
 
 def works(make: Callable[[Tensor], LinearMap], dtype: torch.dtype) -> bool:
@@ -211,8 +217,8 @@ def works(make: Callable[[Tensor], LinearMap], dtype: torch.dtype) -> bool:
 
 
 def _int8(weight_OI: Tensor) -> Int8Linear:
-    codes = weight_OI.to(torch.int8)
-    return Int8Linear(Packed("int8", codes, torch.ones(len(codes), 1)), None, keep_dense=False)
+    weight = Packed("int8", weight_OI.to(torch.int8), torch.ones_like(weight_OI[:, :1]))
+    return Int8Linear(weight, None, Linear(weight_OI))
 
 
 def _int4(weight_OI: Tensor) -> LinearMap:

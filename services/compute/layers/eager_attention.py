@@ -21,6 +21,7 @@ from services.compute.distributed.context import ALL_HERE, StoredTokens
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import Gathered, Int64Array, PageLayers
 from services.compute.layers.paged_cache import PagedCache
+from services.compute.layers.widened import bmm
 
 GROUP_BYTES = 8 << 20
 """Keys and values gathered at once: the best of 0.5 to 32 MiB with 16 rows of 128 to 512 tokens;
@@ -294,12 +295,12 @@ class EagerAttention:
             )
             return mixed.reshape(rows, -1)
         q, keys = q_BKGD.flatten(0, 1), keys_BKLD.flatten(0, 1)
-        scores = torch.bmm(q, keys.transpose(1, 2)).view(rows, heads, -1, length)
+        scores = bmm(q, keys.transpose(1, 2)).view(rows, heads, -1, length)
         scores = softmax.capped(_times(scores, key_scales))
         scores += group.mask_B11L
         weights = softmax.weights(scores.view(rows, -1, 1, length)).view(scores.shape)
         weights = _times(weights, gathered.value_scales).to(q.dtype)
-        mixed = torch.bmm(weights.view(rows * heads, -1, length), values_BKLD.flatten(0, 1))
+        mixed = bmm(weights.view(rows * heads, -1, length), values_BKLD.flatten(0, 1))
         return mixed.view(rows, -1)
 
     def _attend_prefill(
@@ -316,13 +317,13 @@ class EagerAttention:
             q_THD_block = q_THD[block.start : block.end]
             q = q_THD_block.transpose(0, 1).reshape(heads, -1, width)  # [K, G * Q, D]
             keys, values, key_scales, value_scales = gathered.up_to(seen)
-            scores = torch.bmm(q, keys[0].transpose(1, 2)).view(1, heads, -1, seen)
+            scores = bmm(q, keys[0].transpose(1, 2)).view(1, heads, -1, seen)
             scores = softmax.capped(_times(scores, key_scales))
             by_query = scores.view(-1, queries, seen)
             by_query[:, :, block.first_masked :] += block.mask_QL
             weights = softmax.weights(by_query).view(scores.shape)
             weights = _times(weights, value_scales).to(q.dtype)
-            mixed = torch.bmm(weights.view(heads, -1, seen), values[0])
+            mixed = bmm(weights.view(heads, -1, seen), values[0])
             mixed = mixed.view(-1, queries, self._form.value_dim)
             out_THD[block.start : block.end] = mixed.transpose(0, 1)
 

@@ -13,6 +13,7 @@ from services.compute.layers.parts import LatentAttention
 from services.compute.layers.rope import rotate
 from services.compute.layers.step_attention import StepAttention
 from services.compute.layers.weighted_layers import LinearMap
+from services.compute.layers.widened import bmm
 
 
 def attend_latent(
@@ -35,7 +36,7 @@ def attend_latent(
     # queries [T, H, W], and behind them the entries
     all_TXW = down_TC.new_empty(num_tokens, heads + 1, width)
     q_HTR = all_TXW[:, :heads, :rank].transpose(0, 1)
-    q_HTR.copy_(torch.bmm(q_THD[:, :, :num_still].transpose(0, 1), attention.key_up_HNR))
+    q_HTR.copy_(bmm(q_THD[:, :, :num_still].transpose(0, 1), attention.key_up_HNR))
     all_TXW[:, :heads, rank:] = q_THD[:, :, num_still:]
     all_TXW[:, heads, :rank] = attention.latent_norm(entry_TW[:, :rank])
     all_TXW[:, heads, rank:] = entry_TW[:, rank:]
@@ -43,5 +44,5 @@ def attend_latent(
     q_THW, entries_T11W = all_TXW[:, :heads].mul_(attention.scale), all_TXW[:, heads:, None]
     mixed_TC = over.attend(attention.layer, q_THW, entries_T11W, 0.0)
     mixed_HTR = mixed_TC.view(num_tokens, heads, rank).transpose(0, 1)
-    out_HTV = torch.bmm(mixed_HTR, attention.value_up_HVR.transpose(1, 2))
+    out_HTV = bmm(mixed_HTR, attention.value_up_HVR.transpose(1, 2))
     return out_HTV.transpose(0, 1).flatten(1)

@@ -1,7 +1,9 @@
-"""Sums of products of codes: rows in 16 bits, weights in 8 or 4.
+"""Sums of products: rows in float32 with weights in bfloat16, or codes: rows in 16 bits, weights
+in 8 or 4.
 
-Processors multiply two vectors of 16-bit numbers and add neighbours in one instruction, which LLVM
-does not find in loops of Python: it is named here. With AVX-512 and VNNI it adds to the sum, too.
+Of codes, processors multiply two vectors of 16-bit numbers and add neighbours in one instruction,
+which LLVM does not find in loops of Python: it is named here. With AVX-512 and VNNI it adds to the
+sum, too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 32
-"""Inputs that are multiplied together."""
+"""Inputs that are multiplied together where both are codes."""
+
+NUMBERS = LANES // 2
+"""The same where they are numbers."""
 
 WORDS = 4
 """Codes of 4 bits in a word: word i of a block has input i of each of four runs of LANES inputs,
@@ -30,6 +35,7 @@ BYTE, HALF, WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 ADDRESS, FLOAT = ir.IntType(64), ir.FloatType()
 SUMS, CODES = ir.VectorType(WORD, LANES // 2), ir.VectorType(HALF, LANES)
 FLOATS, LOWS = ir.VectorType(FLOAT, LANES // 2), ir.VectorType(FLOAT, WORDS)
+NUMBERS_16 = ir.VectorType(HALF, NUMBERS)
 
 FEATURES = binding.get_host_cpu_features()
 HAS_DOTS = bool(FEATURES.get("avx2"))
@@ -89,6 +95,38 @@ def _variables(b: Builder, kind: Any, count: int) -> list[Value]:
     for variable in variables:
         b.store(zero, variable)
     return variables
+
+
+def _dots_of_numbers(num_rows: int) -> Callable[..., Any]:
+    """Of each row the same sums in the same order whatever rows there are beside it, so that it has
+    the same bits alone. Two outputs at once would be slower: processors fetch ahead of one row of
+    the weight better than of several."""
+
+    @intrinsic
+    def dots(typing_context, weight, x, num_in):
+        """Of each row of x [R, I] in float32 and a weight's output in bfloat16."""
+        kind = types.UniTuple(types.float32, num_rows)
+
+        def emit(context, b, signature, args):
+            weight, x, num_in = args
+            sums = _variables(b, FLOATS, num_rows)
+            with cgutils.for_range_slice(b, ADDRESS(0), num_in, ADDRESS(NUMBERS)) as (i, _):
+                numbers = _widened(b, _load(b, _at(b, weight, i, 2), NUMBERS_16))
+                for row, sum_ in enumerate(sums):
+                    at = _at(b, x, b.add(b.mul(num_in, ADDRESS(row)), i), 4)
+                    _add_to(b, sum_, numbers, _load(b, at, FLOATS))
+            totals = [_added_up(b, b.load(sum_)) for sum_ in sums]
+            return context.make_tuple(b, signature.return_type, totals)
+
+        return kind(types.int64, types.int64, types.int64), emit
+
+    return dots
+
+
+def _widened(b: Builder, numbers: Value) -> Value:
+    """bfloat16 as float32."""
+    shift = ir.Constant(SUMS, [16] * SUMS.count)
+    return b.bitcast(b.shl(b.zext(numbers, SUMS), shift), FLOATS)
 
 
 def _dots_of_bytes(num_rows: int) -> Callable[..., Any]:
@@ -184,6 +222,8 @@ def _added_up(b: Builder, x: Value) -> Value:
     return _called(b, name, FLOAT, FLOAT(-0.0), x, fastmath=("reassoc",))
 
 
+dot_of_numbers, pair_of_numbers = _dots_of_numbers(1), _dots_of_numbers(2)
+dots_of_numbers = _dots_of_numbers(ROWS)
 dot_of_bytes, dots_of_bytes = _dots_of_bytes(1), _dots_of_bytes(ROWS)
 dot_of_runs, dots_of_runs = _dots_of_halves(1, WORDS), _dots_of_halves(ROWS, WORDS)
 dot_of_blocks, dots_of_blocks = _dots_of_halves(1, 1), _dots_of_halves(ROWS, 1)

@@ -11,10 +11,13 @@ from services.compute.kernels.cpu.dots import (
     ROWS,
     dot_of_blocks,
     dot_of_bytes,
+    dot_of_numbers,
     dot_of_runs,
     dots_of_blocks,
     dots_of_bytes,
+    dots_of_numbers,
     dots_of_runs,
+    pair_of_numbers,
 )
 from services.compute.kernels.cpu.language import LIKE, compiled, narrow, pointer, wide
 from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
@@ -99,6 +102,32 @@ def multiply_codes(work_ptr):
 @worker
 def multiply_numbers(work_ptr):
     _multiply(work_ptr, BFLOAT16, BFLOAT16)
+
+
+@worker
+def multiply_vectors(work_ptr):
+    """Numbers whose inputs fill vectors."""
+    work = pointer(work_ptr, 0, INT)
+    num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
+    out = pointer(work[OUT], 0, BFLOAT16)
+    first, last = own_part(work[TEAM], num_out)
+    for o in range(first, last):
+        weight, row = work[WEIGHT] + 2 * o * num_in, 0
+        while row < num_rows:
+            x, at = work[X] + 4 * row * num_in, row * num_out + o
+            if row + ROWS <= num_rows:
+                dots = dots_of_numbers(weight, x, num_in)
+                for n in range(ROWS):
+                    out[at + n * num_out] = narrow(dots[n], BFLOAT16)
+                row += ROWS
+            elif row + 2 <= num_rows:
+                pair = pair_of_numbers(weight, x, num_in)
+                out[at] = narrow(pair[0], BFLOAT16)
+                out[at + num_out] = narrow(pair[1], BFLOAT16)
+                row += 2
+            else:
+                out[at] = narrow(dot_of_numbers(weight, x, num_in)[0], BFLOAT16)
+                row += 1
 
 
 @worker

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.layers import compiled_linear
-from services.compute.layers.compiled_linear import ByRows, CompiledLinears
+from services.compute.layers import compiled_linear, cpu_linear
+from services.compute.layers.compiled_linear import ByRows, CompiledLinears, FewRows
 from services.compute.layers.cpu_linear import FEW_ROWS
+from services.compute.layers.widened import WidenedLinear
 from services.compute.quantization.packed import Packed, Weight
 
 BFLOAT16 = torch.bfloat16
@@ -74,10 +75,32 @@ def test_a_row_that_is_not_finite_spoils_no_other(make: Callable[[], Packed]) ->
     assert finite[[0, 3]].all() and not finite[[1, 2]].any()
 
 
-def test_without_room_numbers_are_kept_once() -> None:
-    weight = torch.randn(50, 24).bfloat16()
-    assert not isinstance(CompiledLinears(BFLOAT16, keep_dense=False)(weight, None), ByRows)
-    assert isinstance(CompiledLinears(BFLOAT16, keep_dense=True)(weight, None), ByRows)
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_numbers_are_kept_twice_only_in_two_orders_and_where_there_is_room(
+    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_linear, "has_bf16", lambda: has_bf16)
+    weight = torch.randn(50, 32).bfloat16()
+    with_room, without = (CompiledLinears(BFLOAT16, room)(weight, None) for room in (True, False))
+    assert isinstance(with_room, ByRows) and isinstance(without, ByRows) != has_bf16
+    if isinstance(without, ByRows):
+        more, few = without._more, without._few
+        assert isinstance(more, WidenedLinear) and isinstance(few, FewRows)
+        assert few._kept[0].weight is more._weight_OI
+
+
+@pytest.mark.parametrize("inputs", [64, 704])
+def test_a_row_of_numbers_has_the_same_bits_whatever_is_beside_it(
+    inputs: int, threads: int
+) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(50, inputs).bfloat16(), torch.randn(11, inputs).bfloat16()
+    linear = CompiledLinears(BFLOAT16, keep_dense=True)(weight, None)
+    assert isinstance(linear, ByRows)
+    few = linear._few
+    alone = torch.cat([few(row[None]) for row in x])
+    for count in range(2, len(x) + 1):
+        assert torch.equal(few(x[:count]), alone[:count])
 
 
 def test_where_kernels_would_have_one_thread_of_several_torch_multiplies(

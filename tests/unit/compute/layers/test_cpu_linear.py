@@ -64,7 +64,7 @@ def test_codes_of_8_bits_may_have_any_number_of_inputs(rows: int) -> None:
     codes = torch.randint(-127, 128, (48, 24), dtype=torch.int8)
     weight = Packed("int8", codes, torch.ones(48, 1))
     x = torch.randn(rows, 24).bfloat16()
-    linear = Int8Linear(weight, None, keep_dense=False)
+    linear = CpuLinears(torch.bfloat16, keep_dense=False)(weight, None)
     expected = x.float() @ codes.float().T
     torch.testing.assert_close(linear(x).float(), expected, rtol=0.02, atol=10)
 
