@@ -54,14 +54,16 @@ class EagleHead:
 def build_eagle(source: HeadSource) -> EagleHead:
     config = LlamaConfig.read(source.raw)
     make, width = source.builder(), source.shape.hidden_size
-    top = source.prefix("fc")
+    fc = source.prefix("fc") + "fc"
+    top = source.prefix("layers.0.mlp.up_proj")  # another one in vLLM's older folders
     at = f"{top}layers.0"
     norm, bias = NormForm(config.rms_norm_eps), config.attention_bias
     before = f"{at}.input_layernorm"
-    attention = make.attention(f"{at}.self_attn", make.rope(), qkv_bias=bias, out_bias=bias)
+    qkv_bias = bias or source.has(f"{at}.self_attn.q_proj.bias")  # as heads for Qwen2 have one
+    attention = make.attention(f"{at}.self_attn", make.rope(), qkv_bias=qkv_bias, out_bias=bias)
     made = EagleHead(
         embedding=source.embedding(f"{top}embed_tokens"),
-        join=make.linear([f"{top}fc"], [width], 2 * width, source.has(f"{top}fc.bias")),
+        join=make.linear([fc], [width], 2 * width, source.has(f"{fc}.bias")),
         layer=SerialLayer(
             Sublayer(make.norm(before, norm) if make.has(before) else None, attention),
             Sublayer(

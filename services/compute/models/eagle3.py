@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,27 +28,45 @@ from services.compute.layers.parts import (
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.draft_head import HeadEnding, HeadSource, side_by_side
+from services.compute.models.family import FamilyConfig
 from services.compute.models.head_rows import qkv_rows
 from services.compute.models.llama import LlamaConfig
 
 NUM_STATES = 3
+LAYER_NUMBERS = "eagle_aux_hidden_state_layer_ids"
+
+
+class EagleFields(FamilyConfig):
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
 class Eagle3Config(LlamaConfig):
     draft_vocab_size: int | None = None
     norm_before_residual: bool = False
-    eagle_aux_hidden_state_layer_ids: list[int] | None = None
-    eagle_config: dict[str, Any] | None = None
+    norm_before_fc: bool = False
+    eagle_aux_hidden_state_layer_ids: list[int] = []
+    eagle_config: EagleFields = EagleFields()
+    # What heads are trained with that is not computed here.
+    fc_norm: Literal[False] = False
+    norm_output: Literal[False] = False
+    parallel_drafting: Literal[False] = False
+    parallel_draft_step: Literal[1] = 1
+    use_aux_hidden_state: Literal[True] = True
+    use_mtp_layernorm: Literal[False] = False
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         """Of a model with so many, those whose inputs are seen."""
-        behind = (self.eagle_config or {}).get("eagle_aux_hidden_state_layer_ids")
-        if self.eagle_aux_hidden_state_layer_ids is not None:
-            layers = tuple(self.eagle_aux_hidden_state_layer_ids)
-        elif behind is not None:  # SpecForge counts what layers make
-            layers = tuple(layer + 1 for layer in behind)
-        else:
-            layers = 2, num_layers // 2, num_layers - 3
+        layers = tuple(self.eagle_aux_hidden_state_layer_ids)
+        if not layers:
+            # SpecForge's and ModelOpt's trainers see what layers make, by default 1, n/2 - 1 and
+            # n - 4, as TensorRT-LLM does with such heads: [1, 17, 32] of 36 in nvidia/
+            # gpt-oss-120b-Eagle3-long-context, which vLLM takes a layer too early. Others write
+            # there what vLLM takes as it stands, numbers of inputs: [24, 30, 36] in nvidia/
+            # gpt-oss-120b-Eagle3-v3. The first number tells them apart, as in SGLang for DeepSeek's
+            # models: nobody is known to train with the input of layer 1.
+            inner = self.eagle_config.eagle_aux_hidden_state_layer_ids or []
+            layers = tuple(layer + (inner[0] == 1) for layer in inner)
+        layers = layers or (2, num_layers // 2, num_layers - 3)
         if len(layers) != NUM_STATES or not all(0 <= layer <= num_layers for layer in layers):
             raise ModelError(
                 f"config.json: the head sees the layers {list(layers)}, and the model has "
@@ -61,6 +79,7 @@ class Eagle3Config(LlamaConfig):
 class Eagle3Head:
     layers: tuple[int, ...]
     embedding: Embedding
+    states_norm: Norm | None  # of the three states together
     fuse: LinearMap
     token_norm: Norm
     state_norm: Norm
@@ -77,7 +96,8 @@ class Eagle3Head:
         return (self.attention,)
 
     def kept(self, states: Sequence[Tensor]) -> Tensor:
-        return self.fuse(torch.cat(list(states), dim=-1))
+        states_T3E = torch.cat(list(states), dim=-1)
+        return self.fuse(self.states_norm(states_T3E) if self.states_norm else states_T3E)
 
     @property
     def layer(self) -> Layer[LinearMap]:
@@ -107,15 +127,17 @@ def build_eagle3(source: HeadSource) -> Eagle3Head:
     top = source.prefix("fc")
     at = top + ("midlayer" if make.has(f"{top}midlayer.mlp.up_proj") else "layers.0")
     norm, width = NormForm(config.rms_norm_eps), shape.hidden_size
+    has_norm, fused = config.norm_before_fc, NUM_STATES * width
     head, ids_D = _head(source, make, config.draft_vocab_size or shape.vocab_size)
     made = Eagle3Head(
         layers=config.layers(source.ends.shape.num_layers),
         embedding=source.embedding(f"{top}embed_tokens"),
-        fuse=make.linear([f"{top}fc"], [width], NUM_STATES * width, source.has(f"{top}fc.bias")),
+        states_norm=make.norm(f"{top}input_norm", norm, fused) if has_norm else None,
+        fuse=make.linear([f"{top}fc"], [width], fused, source.has(f"{top}fc.bias")),
         token_norm=make.norm(f"{at}.input_layernorm", norm),
         state_norm=make.norm(f"{at}.hidden_norm", norm),
         adds_normed=config.norm_before_residual,
-        attention=_attention(make, f"{at}.self_attn", config.attention_bias),
+        attention=_attention(source, make, f"{at}.self_attn", config),
         feed_forward=Sublayer(
             make.norm(f"{at}.post_attention_layernorm", norm),
             make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
@@ -130,15 +152,23 @@ def build_eagle3(source: HeadSource) -> Eagle3Head:
     return made
 
 
-def _attention(make: Builder[LinearMap], at: str, bias: bool) -> Attention[LinearMap]:
-    """Its input is the token's embedding, and the state beside it."""
-    shape, rope = make.shape, make.rope()
+def _attention(
+    source: HeadSource, make: Builder[LinearMap], at: str, config: Eagle3Config
+) -> Attention[LinearMap]:
+    """Its input is the token's embedding, and the state beside it; a layer like Qwen3's has norms
+    of heads."""
+    shape, rope, bias = make.shape, make.rope(), config.attention_bias
     kv_rows = shape.num_kv_heads * shape.head_dim
     rows = [shape.num_heads * shape.head_dim, kv_rows, kv_rows]
     order = qkv_rows(shape, make.heads, rope, by_kv_head=False)
     names = [f"{at}.{name}_proj" for name in "qkv"]
     qkv = make.linear(names, rows, 2 * shape.hidden_size, bias, order)
-    return make.mixer(qkv, make.out(f"{at}.o_proj", bias), rope)
+    norms: dict[str, Any] = {
+        name: make.head_norm(f"{at}.{name}", NormForm(config.rms_norm_eps), rope)
+        for name in ("q_norm", "k_norm")
+        if source.has(f"{at}.{name}.weight")
+    }
+    return make.mixer(qkv, make.out(f"{at}.o_proj", bias), rope, **norms)
 
 
 def _head(

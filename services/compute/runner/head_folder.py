@@ -10,16 +10,18 @@ from typing import Any
 import torch
 
 from common.decoder_shape import DecoderShape, architecture_of, read_shape
+from common.draft_method import said_method
 from common.errors import ConfigError, ModelError
 from common.model_folder import locate, read_model_config
 from services.compute.models.draft_head import check_fits
-from services.compute.models.eagle3 import Eagle3Config
+from services.compute.models.eagle3 import LAYER_NUMBERS, Eagle3Config
 from services.compute.models.families import ModelConfig
 from services.compute.speculative.settings import SpeculativeSettings
 
 WHERE = "compute.speculative_config"
 MOST_HEADS = 16  # of Medusa: several times what was trained
 LAYER_FIELDS = "transformer_layer_config"  # in folders of speculators (vLLM's)
+LAYERS = ("llama", "qwen2", "eagle3")  # parts of names of architectures: what is like Llama's
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,15 @@ def read_head(
 def _eagle(
     folder: Path, raw: Mapping[str, Any], model: ModelConfig, drafts: SpeculativeSettings
 ) -> HeadFolder:
-    name, is_third = architecture_of(raw), drafts.method == "eagle3"
-    if ("eagle3" in name.lower()) != is_third or not ("llama" in name.lower() or is_third):
-        other = "eagle" if is_third else "eagle3"
+    name, fields = architecture_of(raw), _layer_fields(raw)
+    names = f"{name} {architecture_of(fields)}".lower()
+    other = "eagle" if drafts.method == "eagle3" else "eagle3"
+    if said_method(raw) == other or not any(layer in names for layer in LAYERS):
         raise ModelError(
             f"config.json names the architecture {name[:80]}, which is no head of the method "
             f"{drafts.method}; is it one of {other}?"
         )
-    fields = {**raw, **(raw.get(LAYER_FIELDS) or {}), "architectures": ["LlamaForCausalLM"]}
+    fields["architectures"] = ["LlamaForCausalLM"]
     shape = read_shape(fields)
     if shape.num_layers != 1:
         raise ModelError(
@@ -88,7 +91,24 @@ def _eagle(
             "supported."
         )
     check_fits(shape, model.shape)
-    return HeadFolder(drafts.method, folder, fields, shape)
+    head = HeadFolder(drafts.method, folder, fields, shape)
+    head.seen_layers(model.shape.num_layers)  # says now what is not supported
+    return head
+
+
+def _layer_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of config.json in one table: vLLM's older folders and those of speculators have the
+    layer's in one of their own, and ModelOpt has flags in `eagle_config`."""
+    fields = {name: value for name, value in raw.items() if value is not None}
+    if isinstance(layer := fields.pop("model", None), Mapping):
+        fields = {**fields, **layer}
+    if isinstance(layer := fields.get(LAYER_FIELDS), Mapping):
+        # left out it is true of these folders, as vLLM reads them
+        fields = {"norm_before_residual": True, **fields, **layer}
+    if isinstance(flags := fields.get("eagle_config"), Mapping):
+        # but the numbers of layers, which are counted in another way there
+        fields = {**{name: flags[name] for name in flags if name != LAYER_NUMBERS}, **fields}
+    return fields
 
 
 def _medusa(

@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 NUM_DRAFTS = 3
 
@@ -89,13 +90,16 @@ class Head(nn.Module):
 
 
 class Eagle3(Head):
+    def layer(self, model: PreTrainedModel) -> nn.Module:
+        return LlamaDecoderLayer(layer_config(model), 0)
+
     def __init__(self, model: PreTrainedModel, num_ids: int) -> None:
         super().__init__(model)
         config = layer_config(model)
         width = config.hidden_size
         self.layers = (2, model.config.num_hidden_layers // 2, model.config.num_hidden_layers - 3)
         self.fc = nn.Linear(3 * width, width, bias=False)
-        self.midlayer = LlamaDecoderLayer(config, 0)
+        self.midlayer = self.layer(model)
         for name in ("q_proj", "k_proj", "v_proj"):
             rows = getattr(self.midlayer.self_attn, name).out_features
             setattr(self.midlayer.self_attn, name, nn.Linear(2 * width, rows, bias=False))
@@ -120,6 +124,32 @@ class Eagle3(Head):
         out = logits.new_full((*logits.shape[:-1], self.model.config.vocab_size), -torch.inf)
         out[..., torch.arange(logits.shape[-1]) + self.d2t] = logits
         return out
+
+
+class Eagle3Speculator(Eagle3):
+    """As vLLM's speculators train it: with norms before the first map and of heads, and a stream
+    that goes on from the normed state."""
+
+    def layer(self, model: PreTrainedModel) -> nn.Module:
+        return Qwen3DecoderLayer(qwen3_config(model), 0)
+
+    def __init__(self, model: PreTrainedModel, num_ids: int) -> None:
+        super().__init__(model, num_ids)
+        self.input_norm = LlamaRMSNorm(3 * model.config.hidden_size, model.config.rms_norm_eps)
+
+    def kept(self, states: list[Tensor]) -> Tensor:
+        return self.fc(self.input_norm(torch.cat(states, -1)))
+
+    def own(self, embedded_BTE: Tensor, x_BTE: Tensor) -> Tensor:
+        layer = self.midlayer
+        normed_BTE = layer.hidden_norm(x_BTE)
+        both = torch.cat((layer.input_layernorm(embedded_BTE), normed_BTE), -1)
+        x_BTE = normed_BTE + self.run(layer.self_attn, both)
+        return x_BTE + layer.mlp(layer.post_attention_layernorm(x_BTE))
+
+    def state_dict(self, *args: Any, **more: Any) -> dict[str, Tensor]:
+        tensors = super().state_dict(*args, **more)
+        return {name.replace("midlayer.", "layers.0."): x for name, x in tensors.items()}
 
 
 class Eagle(Head):
@@ -272,6 +302,12 @@ def layer_config(model: PreTrainedModel) -> LlamaConfig:
     return LlamaConfig(**sizes, num_hidden_layers=1, attn_implementation="eager")
 
 
+def qwen3_config(model: PreTrainedModel) -> Qwen3Config:
+    config = layer_config(model)
+    head_dim = config.hidden_size // config.num_attention_heads
+    return Qwen3Config(**{**config.to_dict(), "model_type": "qwen3", "head_dim": head_dim})
+
+
 def save_head(
     method: str, model: PreTrainedModel, folder: Path, head_folder: Path
 ) -> tuple[Head, str]:
@@ -287,6 +323,11 @@ def save_head(
     if method == "eagle3":
         head, names = Eagle3(model, 120), {"architectures": ["LlamaForCausalLMEagle3"]}
         config: dict[str, Any] = {**names, "draft_vocab_size": 120}
+    elif method == "speculators":
+        fields["method"] = "eagle3"
+        names = {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}
+        layer = {"transformer_layer_config": qwen3_config(model).to_dict(), "norm_before_fc": True}
+        head, config = Eagle3Speculator(model, 120), {**names, **layer, "draft_vocab_size": 120}
     elif method == "eagle":
         head, config = Eagle(model), {"architectures": ["LlamaForCausalLM"]}
     else:

@@ -17,6 +17,7 @@ from services.compute.config import ComputeSettings
 from services.compute.layers.cpu_linear import CpuLinears
 from services.compute.models.draft_head import DraftHead
 from services.compute.models.eager_decoder import EagerDecoder
+from services.compute.models.eagle import EagleHead
 from services.compute.models.medusa import MedusaHeads
 from services.compute.runner.eager import CPU
 from services.compute.runner.eager_heads import load_head
@@ -45,6 +46,34 @@ def as_specforge(
     config: dict[str, Any], tensors: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 0, -1]}}, tensors
+
+
+def as_modelopt(
+    config: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    inner = {"eagle_aux_hidden_state_layer_ids": None, "use_aux_hidden_state": True}
+    return config | {"eagle_config": inner, "eagle_aux_hidden_state_layer_ids": []}, tensors
+
+
+def as_the_authors(
+    config: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    return config | {"architectures": ["LlamaForCausalLM"]}, tensors
+
+
+def as_vllm_eagle(
+    config: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    renamed = {name if "fc" in name else f"model.{name}": x for name, x in tensors.items()}
+    return {"model_type": "eagle", "architectures": ["EAGLEModel"], "model": config}, renamed
+
+
+def with_biases(
+    config: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    rows = {f"layers.0.self_attn.{name}_proj": tensors for name in "qkv"}
+    biases = {f"{at}.bias": torch.ones(len(tensors[f"{at}.weight"])) for at in rows}
+    return config | {"architectures": ["Qwen2ForCausalLM"]}, tensors | biases
 
 
 def as_vllm_medusa(
@@ -85,7 +114,13 @@ def rewrite(folder: Path, change: Change, target: Path) -> str:
 
 @pytest.mark.parametrize(
     ("method", "change"),
-    [("eagle3", as_speculators), ("eagle3", as_specforge), ("medusa", as_vllm_medusa)],
+    [
+        ("eagle3", as_speculators),
+        ("eagle3", as_specforge),
+        ("eagle3", as_modelopt),
+        ("eagle3", as_the_authors),
+        ("medusa", as_vllm_medusa),
+    ],
 )
 def test_folders_of_other_writers_hold_the_same_head(
     method: str, change: Change, tmp_path: Path
@@ -102,6 +137,21 @@ def test_folders_of_other_writers_hold_the_same_head(
     )
     assert torch.equal(one, same) and one.shape == (3, 199)
     assert heads[0].layers == heads[1].layers
+
+
+@pytest.mark.parametrize("change", [as_vllm_eagle, with_biases])
+def test_folders_of_eagle_heads_differ_as_models_do(change: Change, tmp_path: Path) -> None:
+    model = make_model("llama")
+    folder = save_model(model, tmp_path / "model")
+    _, config = save_head("eagle", model, folder, tmp_path / "head")
+    other = rewrite(tmp_path / "head", change, tmp_path / "other")
+    heads = [load(folder, config), load(folder, json.dumps(json.loads(config) | {"model": other}))]
+    assert isinstance(heads[0], EagleHead) and isinstance(heads[1], EagleHead)
+    x_S2E = torch.randn(3, 128, generator=torch.Generator().manual_seed(1))
+    joined = [head.join(x_S2E) for head in heads]
+    assert torch.equal(*joined)
+    first, second = (head.mixers[0].qkv(joined[0]) for head in heads)
+    torch.testing.assert_close(second, first + (change is with_biases))
 
 
 def test_a_head_of_fewer_tokens_without_its_map_is_refused(tmp_path: Path) -> None:

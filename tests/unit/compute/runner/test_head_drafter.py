@@ -146,6 +146,7 @@ class Case(NamedTuple):
     [
         Case("eagle3", "llama"),
         Case("eagle3", "llama", every=5),
+        Case("speculators", "llama"),
         Case("eagle", "llama"),
         Case("mtp", "deepseek_v3"),
         Case("mtp 2", "glm4_moe", every=2),
@@ -161,7 +162,7 @@ class Case(NamedTuple):
         Case("eagle", "llama", every=3, num_stages=2),
         Case("medusa", "llama", num_stages=2),
         Case("mtp", "deepseek_v3", num_ranks=2),
-    ][: num_cases(16, 17)],
+    ][: num_cases(17, 18)],
     ids=lambda case: " ".join(map(str, case)),
 )
 def test_drafts_are_those_of_the_whole_text(

@@ -18,6 +18,7 @@ from services.compute.runner.registry import load_runner
 from tests.unit.compute.tiny_models import make_model, save_model
 
 FEW_LAYERS = {"num_hidden_layers": 1}
+SEES = {"eagle_aux_hidden_state_layer_ids": [1, 0, 1]}  # of a model of one layer
 
 
 def drafting_with(method: str, folder: Path | None = None, **more: object) -> ComputeSettings:
@@ -34,7 +35,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("method", "changes", "says"),
     [
-        ("eagle3", {}, "LlamaForCausalLM, which is no head of the method eagle3; is it one of ea"),
+        ("eagle3", {"architectures": ["LlamaForCausalLMEagle"]}, "Eagle, which is no head of the "),
+        ("eagle3", {"architectures": ["GlmForCausalLM"]}, "method eagle3; is it one of eagle"),
+        ("eagle3", {"norm_output": True}, "norm_output 'True' is not supported"),
+        (
+            "eagle3",
+            {"eagle_config": {"use_aux_hidden_state": False}},
+            "hidden_state 'False' is",
+        ),
+        (
+            "eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+            r"sees the layers \[0, 1\], and the",
+        ),
+        ("eagle", {"draft_vocab_size": 120}, "no head of the method eagle; is it one of eagle3"),
         ("eagle", {"architectures": ["Eagle3Speculator"]}, "no head of the method eagle; is it"),
         ("eagle", {"hidden_size": 32}, "hidden_size is 32, and 64 in the model that it is to dra"),
         ("eagle", {"vocab_size": 50}, "vocab_size is 50, and 199 in the model"),
@@ -46,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_head_that_does_not_fit_is_refused(
     method: str, changes: dict[str, Any], says: str, model: Path, tmp_path: Path
 ) -> None:
-    config = json.loads((model / "config.json").read_text()) | changes
+    config = json.loads((model / "config.json").read_text()) | SEES | changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=f"compute.speculative_config: .*{says}"):
         ModelLoader.read(model, drafting_with(method, tmp_path, num_speculative_tokens=3), CPU)
