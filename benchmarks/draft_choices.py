@@ -21,9 +21,9 @@ from transformers import AutoTokenizer
 from benchmarks.draft_trees import Writer
 from benchmarks.drafts import CAPITALS, COLOURS, DEMO, MAX_TOKENS, QUESTIONS, STORIES
 from benchmarks.report import Report
+from common.speculative import SpeculativeSettings
 from services.compute.scheduler.drafting import DraftPolicy
-from services.compute.speculative.controller import DraftController, FixedDrafts
-from services.compute.speculative.settings import SpeculativeSettings
+from services.compute.speculative.controller import DraftController, FixedDrafts, first_belief
 from services.compute.speculative.step_costs import StepCosts
 from services.compute.step import NO_IDS, Int32Array, Int64Array
 
@@ -145,8 +145,7 @@ def compare(device: Device, texts: Sequence[RightT], streams: int) -> list[objec
         return sum(played) / len(played)
 
     fixed = [per_s(partial(FixedDrafts, streams, k)) for k in range(MOST_DRAFTS + 1)]
-    settings = device.settings
-    first = settings.first_rate, settings.first_weight
+    first = first_belief(device.settings.has_weights)
     chosen = per_s(partial(DraftController, streams, MOST_DRAFTS, device.costs, *first))
     best = int(np.argmax(fixed))
     return [best, f"{fixed[best] / fixed[0]:.2f}", f"{chosen / fixed[best]:.3f}"]

@@ -14,6 +14,7 @@ from common.config import LinkSettings, ModelSettings
 from common.errors import ConfigError
 from common.messages.control import ModelCard
 from common.model_folder import locate, read_matryoshka, sampling_defaults
+from common.speculative import SpeculativeSettings, read_speculative, speculative_notes
 from common.tokenizer_folder import describe_worker
 from services.compute.config import ComputeSettings
 from services.compute.grammar.protocol import GrammarSettings
@@ -25,8 +26,7 @@ from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.speculative import cost_file
-from services.compute.speculative.controller import DraftController, FixedDrafts
-from services.compute.speculative.settings import SpeculativeSettings, read_speculative
+from services.compute.speculative.controller import DraftController, FixedDrafts, first_belief
 from services.compute.speculative.step_costs import StepCosts
 
 ANY_COSTS = ("core", "follower_cores", "record_dir", "grammar_at_startup", "speculative_config")
@@ -61,6 +61,8 @@ class ModelDevice:
         matryoshka = read_matryoshka(self._folder)
         settings = self._settings
         speculative = read_speculative(settings.speculative_config)
+        for note in speculative_notes(settings.speculative_config):
+            structlog.get_logger().warning(f"speculative_config: {note}")
         runner = load_runner(self._folder, settings, self._links)
         spec = runner.spec()
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
@@ -104,13 +106,8 @@ def draft_policy(
     if speculative.num_speculative_tokens:
         return FixedDrafts(spec.max_num_seqs, spec.max_drafts)
     step_costs = measure(runner) if costs is None else costs()
-    return DraftController(
-        spec.max_num_seqs,
-        spec.max_drafts,
-        step_costs,
-        speculative.first_rate,
-        speculative.first_weight,
-    )
+    belief = first_belief(speculative.has_weights)
+    return DraftController(spec.max_num_seqs, spec.max_drafts, step_costs, *belief)
 
 
 def grammar_settings(

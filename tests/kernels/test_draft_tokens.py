@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.speculative import SpeculativeSettings
 from services.compute.kernels.draft_tokens import (
     DraftRule,
     SlotTexts,
@@ -25,7 +26,6 @@ from services.compute.runner.eager_drafting import EagerDrafting
 from services.compute.runner.slot_states import Rows, SlotStates
 from services.compute.runner.uploads import NO_SLOT_ROWS, StepPacker, StepUpload
 from services.compute.speculative.ngram import NgramDrafter
-from services.compute.speculative.settings import SpeculativeSettings
 from services.compute.step import (
     DEVICE_TOKEN,
     NO_DRAFTS,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from common.speculative import SpeculativeSettings
 from services.compute.distributed.context import ALL_HERE, StoredTokens
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.slot_entries import read_entries
@@ -20,7 +21,6 @@ from services.compute.runner.step_chunks import StepChunks
 from services.compute.runner.uploads import StepUpload
 from services.compute.speculative.acceptance import accepted, accepted_synthetic
 from services.compute.speculative.drafter import ChunkRows, DecodeRows, Drafter
-from services.compute.speculative.settings import SpeculativeSettings
 from services.compute.step import NO_DRAFTS, NO_IDS, BoolArray, Int32Array, Int64Array, int32_array
 
 PATIENCE = 16

@@ -20,7 +20,7 @@ from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.drafter import Drafter
-from services.compute.speculative.settings import DRAFTERS
+from services.compute.speculative.drafters import DRAFTERS
 from services.compute.step import Int64Array
 
 

@@ -13,12 +13,11 @@ from common.decoder_shape import DecoderShape, architecture_of, read_shape
 from common.draft_method import said_method
 from common.errors import ConfigError, ModelError
 from common.model_folder import locate, read_model_config
+from common.speculative import WHERE, SpeculativeSettings
 from services.compute.models.draft_head import check_fits
 from services.compute.models.eagle3 import LAYER_NUMBERS, Eagle3Config
 from services.compute.models.families import ModelConfig
-from services.compute.speculative.settings import SpeculativeSettings
 
-WHERE = "compute.speculative_config"
 MOST_HEADS = 16  # of Medusa: several times what was trained
 LAYER_FIELDS = "transformer_layer_config"  # in folders of speculators (vLLM's)
 LAYERS = ("llama", "qwen2", "eagle3")  # parts of names of architectures: what is like Llama's
@@ -63,7 +62,7 @@ def read_head(
     try:
         if drafts.method == "mtp":
             return _next_token(model_folder, model, drafts.max_drafts)
-        folder = locate(drafts.model)
+        folder = locate(drafts.model, drafts.revision)
         raw = read_model_config(folder)
         if drafts.method == "medusa":
             return _medusa(folder, raw, model, drafts)

@@ -18,6 +18,7 @@ from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, locate, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
+from common.speculative import SpeculativeSettings, read_speculative
 from common.tokenizer_folder import other_vocabulary
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
@@ -44,7 +45,6 @@ from services.compute.runner.expert_placement import expert_placement
 from services.compute.runner.head_folder import HeadFolder, read_head
 from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
-from services.compute.speculative.settings import SpeculativeSettings, read_speculative
 
 L = TypeVar("L")
 
@@ -125,7 +125,8 @@ class ModelLoader:
         drafts = self.drafts
         if drafts is None or drafts.method != "draft_model":
             return None
-        folder, settings = locate(drafts.model), self.settings.model_copy(update=OF_DRAFTER)
+        folder = locate(drafts.model, drafts.revision)
+        settings = self.settings.model_copy(update=OF_DRAFTER)
         drafter = ModelLoader.read(folder, settings, self.device)
         sizes = self.config.shape.vocab_size, drafter.config.shape.vocab_size
         if complaint := other_vocabulary((self.folder, folder), sizes):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from common.config import LinkSettings
 from common.errors import ConfigError
 from common.host import processor_name
+from common.speculative import NO_DRAFTER, SpeculativeSettings, read_speculative
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
-from services.compute.speculative.settings import NO_DRAFTER, SpeculativeSettings, read_speculative
 
 if TYPE_CHECKING:  # they need torch
     from services.compute.distributed.ranks import Ranks

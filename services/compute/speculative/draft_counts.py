@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.messages.control import DraftReport
-from services.compute.speculative.settings import DRAFTERS
+from services.compute.speculative.drafters import DRAFTERS
 from services.compute.step import Int32Array
 
 

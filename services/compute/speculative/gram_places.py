@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.compute.speculative.settings import SpeculativeSettings
+from common.speculative import SpeculativeSettings
 from services.compute.step import Int32Array, Int64Array
 
 MOST_IN_GRAM = 2  # tokens by which places are found; more that have to be alike are compared

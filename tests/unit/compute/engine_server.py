@@ -10,6 +10,7 @@ from typing import Any
 from common.messages.address import AttemptId
 from common.messages.sampling import SamplingParams
 from common.messages.tokens import TokenLogprobs
+from common.speculative import read_speculative
 from services.compute.config import ComputeSettings
 from services.compute.device import draft_policy, scheduler_settings
 from services.compute.engine import Engine
@@ -20,7 +21,6 @@ from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.scheduler.outputs import Output, sequence_outputs
 from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler
-from services.compute.speculative.settings import read_speculative
 from services.compute.speculative.step_costs import StepCosts
 from services.compute.step import StepPlan, StepResult, TokenMasks
 from tests.unit.compute.generate_requests import generate_request

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from common.config import ModelSettings
 from common.errors import ConfigError, ModelError
@@ -37,6 +38,17 @@ def test_a_broken_setting_of_drafts_is_said_before_weights_are_read(tmp_path: Pa
     settings = ComputeSettings(device="cpu", speculative_config="on")
     with pytest.raises(ConfigError, match="speculative_config: Invalid JSON"):
         ModelDevice(ModelSettings(path=str(tmp_path)), settings).load()
+
+
+def test_fields_of_vllm_without_effect_are_named_in_a_warning(tmp_path: Path) -> None:
+    _device(tmp_path, "{}")
+    config = '{"method": "ngram", "draft_tensor_parallel_size": 1, "max_model_len": 64}'
+    settings = ComputeSettings(device="sim", speculative_config=config)
+    with capture_logs() as logs, pytest.raises(ConfigError, match="sim has no text to guess from"):
+        ModelDevice(ModelSettings(path=str(tmp_path)), settings).load()
+    (warning,) = (log["event"] for log in logs if log["log_level"] == "warning")
+    said = "draft_tensor_parallel_size, max_model_len: without effect here"
+    assert warning == f"speculative_config: {said}"
 
 
 def test_kept_grammars_leave_half_of_the_mask_workers_memory_to_sequences() -> None:

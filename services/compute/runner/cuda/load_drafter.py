@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from common.errors import ConfigError
+from common.speculative import WHERE
 from services.compute.kernels.tree_sum import NUM_SEGMENTS
 from services.compute.layers.weighted_layers import AnyLinear, KernelLinears
 from services.compute.models.decoder import Decoder
@@ -21,7 +22,7 @@ from services.compute.runner.cuda.medusa_passes import MedusaPasses
 from services.compute.runner.cuda.model_passes import ModelPasses, SmallModel
 from services.compute.runner.cuda.pass_drafter import PassDrafter
 from services.compute.runner.cuda.text_drafter import TextDrafter
-from services.compute.runner.head_folder import WHERE, HeadFolder
+from services.compute.runner.head_folder import HeadFolder
 from services.compute.runner.head_loader import build_head, head_format
 from services.compute.runner.model_loader import ModelLoader
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from common.speculative import SpeculativeSettings
 from services.compute.kernels.slot_entries import SlotEntry, pack_entries
 from services.compute.runner.eager_drafting import LOOK_EVERY, PATIENCE, EagerDrafting
 from services.compute.runner.slot_states import NO_ROWS, SlotStates
 from services.compute.speculative.ngram import NgramDrafter
-from services.compute.speculative.settings import SpeculativeSettings
 from services.compute.step import NO_IDS, int32_array
 
 SETTINGS = SpeculativeSettings(num_speculative_tokens=3)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.compute.speculative.controller import DraftController, FixedDrafts
-from services.compute.speculative.settings import SpeculativeSettings
+from services.compute.speculative.controller import DraftController, FixedDrafts, first_belief
 from services.compute.speculative.step_costs import StepCosts
 from services.compute.step import NO_IDS, Int32Array, int32_array
 
@@ -150,8 +149,7 @@ def test_it_gives_what_the_best_fixed_number_gives(rate: float, num_rows: int) -
         _tokens_per_s(FixedDrafts(num_rows, k), costs, slots, rate) for k in range(1, MOST + 1)
     ]
     none = num_rows / float(costs.seconds(np.array([num_rows]))[0])
-    settings = SpeculativeSettings()
-    first = settings.first_rate, settings.first_weight
+    first = first_belief(has_weights=False)
     free = _tokens_per_s(DraftController(num_rows, MOST, costs, *first), costs, slots, rate)
     assert free >= 0.97 * max(none, *fixed)
 

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from common.speculative import SpeculativeSettings
 from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.speculative.drafters import NGRAM, PREDICTION
 from services.compute.speculative.ngram import NgramDrafter
-from services.compute.speculative.settings import NGRAM, PREDICTION, SpeculativeSettings
 from services.compute.step import NO_IDS, int32_array
 
 FOUR = SpeculativeSettings(num_speculative_tokens=4)
