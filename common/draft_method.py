@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from common.errors import ModelError
+
 BY_NAME = {"eagle3": "eagle3", "eagle-": "eagle"}
 """Parts of names, as vLLM knows folders by theirs."""
 
@@ -29,3 +31,14 @@ def method_of(name: str, raw: Mapping[str, Any]) -> str:
         return said or "draft_model"
     methods = (method for part, method in BY_NAME.items() if part in name.lower())
     return next(methods, "draft_model")
+
+
+def num_next_token_layers(raw: Mapping[str, Any]) -> int:
+    """Of the model itself; ModelError where it has none."""
+    count = raw.get("num_nextn_predict_layers")
+    if not isinstance(count, int) or count < 1:
+        raise ModelError(
+            "config.json: num_nextn_predict_layers is 0: the model came without its layers that "
+            "predict further tokens. Take another method."
+        )
+    return count

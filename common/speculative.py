@@ -6,7 +6,7 @@ Compute drafts by it; the launcher refuses what cannot draft before anything is 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -120,6 +120,48 @@ def read_speculative(config: str) -> SpeculativeSettings | None:
     if settings.prompt_lookup_min > settings.prompt_lookup_max:
         raise ConfigError(f"{WHERE}: prompt_lookup_min is above prompt_lookup_max.")
     return settings
+
+
+class DraftPlace(NamedTuple):
+    """Where a model runs that is drafted for."""
+
+    on_gpus: bool
+    num_ranks: int = 1  # that have parts of it
+    num_copies: int = 1  # that have all of it, and share prompts
+    num_stages: int = 1
+
+
+def check_place(drafts: SpeculativeSettings, place: DraftPlace) -> None:
+    """Raise ConfigError for a model or a head that cannot draft there yet."""
+    if not drafts.has_weights:
+        return
+    if drafts.rejects and place.on_gpus:
+        raise ConfigError(
+            f"{WHERE}: the acceptance rejection is there to be compared on the CPU; leave it out."
+        )
+    what = f"the method {drafts.method}" if drafts.is_head else "a draft model"
+    if place.num_copies > 1 and place.on_gpus:
+        raise ConfigError(
+            f"{WHERE}: {what} cannot draft for ranks that share the tokens of prompts on GPUs yet; "
+            "leave compute.prefill_context_parallel_size out, or take the method ngram."
+        )
+    if place.num_stages > 1 and place.on_gpus:
+        raise ConfigError(
+            f"{WHERE}: {what} cannot draft for a model in stages on GPUs yet; leave "
+            "compute.pipeline_parallel_size out, or take the method ngram or suffix."
+        )
+    split = {"tensor": place.num_ranks, "prefill_context": place.num_copies}
+    several = [name for name, size in {**split, "pipeline": place.num_stages}.items() if size > 1]
+    if drafts.rejects and several:
+        raise ConfigError(
+            f"{WHERE}: the acceptance rejection is there to be compared in one process; leave it "
+            f"or compute.{several[0]}_parallel_size out."
+        )
+    if place.num_stages > 1 and not drafts.num_speculative_tokens:
+        raise ConfigError(
+            f"{WHERE}: {what} drafts in stages before it is known how many drafts pay; say "
+            "num_speculative_tokens, such as 3."
+        )
 
 
 def speculative_notes(config: str) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.config import ModelSettings
 from common.errors import ModelError
+from common.speculative import SpeculativeSettings, read_speculative
 from services.launcher.model import find_model
 from services.launcher.plan import Plan
 
@@ -21,26 +22,34 @@ class NamedDrafter:
     is_head: bool  # no model of its own
 
 
+def drafts_of(plan: Plan) -> SpeculativeSettings | None:
+    """ConfigError for what is not understood."""
+    return read_speculative(plan.value("compute", "speculative_config"))
+
+
 def named_drafter(plan: Plan) -> NamedDrafter | None:
     """None where no model is named."""
-    try:
-        written = json.loads(plan.value("compute", "speculative_config"))
-        folder = Path(written["model"]).expanduser()
-        return NamedDrafter(folder, written.get("method", "draft_model") != "draft_model")
-    except (ValueError, TypeError, KeyError):
+    drafts = drafts_of(plan)
+    if drafts is None or not drafts.model:
         return None
+    return NamedDrafter(Path(drafts.model).expanduser(), drafts.is_head)
 
 
-def with_drafter(plan: Plan, inspect: Callable[[Plan], None] = lambda plan: None) -> Plan:
+def with_drafter(
+    plan: Plan,
+    inspect: Callable[[Plan], None] = lambda plan: None,
+    *,
+    with_weights: bool = True,
+) -> Plan:
     """Name the drafter's complete local folder in the settings; ModelError if there is none.
 
     `inspect` is called with the plan before weights are downloaded, and after, and may raise.
     """
-    try:
-        written = json.loads(plan.value("compute", "speculative_config"))
-        wanted = ModelSettings.model_validate({"path": written["model"]})
-    except (ValueError, TypeError, KeyError):
-        return plan  # no model is named; compute reports a mistake
+    drafts = drafts_of(plan)
+    if drafts is None or not drafts.model:
+        return plan
+    written = json.loads(plan.value("compute", "speculative_config"))
+    wanted = ModelSettings.model_validate({"path": drafts.model, "revision": drafts.revision})
 
     def naming(folder: str) -> Plan:
         config = json.dumps({**written, "model": folder})
@@ -50,7 +59,7 @@ def with_drafter(plan: Plan, inspect: Callable[[Plan], None] = lambda plan: None
     try:
         found = find_model(
             wanted,
-            with_weights=plan.needs_weights,
+            with_weights=with_weights and plan.needs_weights,
             inspect=lambda folder: inspect(naming(str(folder))),
         )
     except ModelError as error:

@@ -46,7 +46,7 @@ from services.launcher.plan import (
     tables_of_run,
     toml_text,
 )
-from services.launcher.preflight import check, check_ranks, device_of, look
+from services.launcher.preflight import check, check_ranks, device_of, inspect, look
 from services.launcher.supervisor import Supervisor
 from services.launcher.terminal import Terminal
 
@@ -63,8 +63,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         stack.callback(front.close)
         machine = look(env)
         check_ranks(plan, device_of(plan, machine), len(gpus_in(env)))
-        inspect = partial(check, plan, machine)
-        model = find_model(plan.model, with_weights=plan.needs_weights, inspect=inspect)
+        inspected = partial(inspect, plan, machine)
+        model = find_model(plan.model, with_weights=plan.needs_weights, inspect=inspected)
         drafting = with_drafter(plan, partial(check, machine=machine, folder=Path(model.path)))
         for abandoned in remove_abandoned(time.time()):
             structlog.get_logger().info("removed the folder of a killed run", path=abandoned)

@@ -11,17 +11,20 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from common.decoder_shape import DecoderShape, read_shape
+from common.draft_method import num_next_token_layers
 from common.errors import ConfigError, ModelError
 from common.expert_shape import check_spread
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import read_model_config, sampling_defaults
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
-from services.launcher.drafter import named_drafter
+from common.speculative import DraftPlace, check_place
+from services.launcher.drafter import drafts_of, named_drafter, with_drafter
 from services.launcher.model import has_weights, weight_bytes
 from services.launcher.plan import SETTINGS, Plan
 
@@ -154,6 +157,12 @@ def check_ranks(plan: Plan, device: str, num_gpus: int) -> None:
             f"{option}{copies}: that takes {count * computes} GPUs, and {num_gpus} can be used "
             "here; ask for fewer"
         )
+    size = plan.num_ranks * plan.num_copies
+    if device == "cuda" and size & (size - 1):  # ranks that meet are a block of a kernel
+        raise ConfigError(
+            f"{option}: on GPUs the number of ranks has to be a power of two, such as "
+            f"{1 << size.bit_length() - 1}"
+        )
 
 
 def split_option(plan: Plan) -> str:
@@ -184,6 +193,7 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         shape, quantization = read_shape(raw), read_quantization(raw)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}".replace(f"{folder}: {folder}", str(folder))) from None
+    _check_drafts(plan, device, raw)
     check_at_load(quantization, plan.value("compute", "quantization"))
     if plan.num_ranks > shape.num_heads:
         raise ConfigError(
@@ -215,6 +225,28 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         _check_host(plan, machine, Need(0, 0, 0, need.swap, dtype))
     else:
         _check_host(plan, machine, need)
+
+
+def inspect(plan: Plan, machine: Machine, folder: Path) -> None:
+    """Check a model before its weights are downloaded, and its drafter, of which all but the
+    weights is fetched: a mistake in its name or settings need not wait for them."""
+    check(plan, machine, folder)
+    if device_of(plan, machine) != "sim":
+        checked = partial(check, machine=machine, folder=folder)
+        with_drafter(plan, checked, with_weights=False)
+
+
+def _check_drafts(plan: Plan, device: str, raw: Mapping[str, Any]) -> None:
+    if (drafts := drafts_of(plan)) is None:
+        return
+    check_place(
+        drafts, DraftPlace(device == "cuda", plan.num_ranks, plan.num_copies, plan.num_stages)
+    )
+    if drafts.method == "mtp":
+        try:
+            num_next_token_layers(raw)
+        except ModelError as error:
+            raise ConfigError(f"--speculative-config: mtp: {error}") from None
 
 
 def _need(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from common.decoder_shape import DecoderShape, architecture_of, read_shape
-from common.draft_method import said_method
+from common.draft_method import num_next_token_layers, said_method
 from common.errors import ConfigError, ModelError
 from common.model_folder import locate, read_model_config
 from common.speculative import WHERE, SpeculativeSettings
@@ -140,13 +140,7 @@ def _next_token(folder: Path, model: ModelConfig, max_drafts: int) -> HeadFolder
             "models of this family have no layers that predict further tokens, or in another form; "
             "those of DeepSeek V3 and GLM-4.5 are read. Take another method."
         )
-    num_layers = model.raw.get("num_nextn_predict_layers")
-    if not num_layers:
-        raise ModelError(
-            "config.json: num_nextn_predict_layers is 0: the model came without its layers that "
-            "predict further tokens. Take another method."
-        )
-    num_layers = min(int(num_layers), max_drafts)
+    num_layers = min(num_next_token_layers(model.raw), max_drafts)
     return HeadFolder("mtp", folder, model.raw, _one_layer(model.shape), num_layers)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from common.config import LinkSettings
 from common.errors import ConfigError
 from common.host import processor_name
-from common.speculative import NO_DRAFTER, SpeculativeSettings, read_speculative
+from common.speculative import NO_DRAFTER, DraftPlace, check_place, read_speculative
 from services.compute.config import ComputeSettings
 from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
@@ -177,46 +177,10 @@ def _check_devices(settings: ComputeSettings, num_here: int) -> None:
 def check_drafter(settings: ComputeSettings) -> None:
     """Raise ConfigError for a model or a head that is to draft where it cannot yet."""
     drafts = read_speculative(settings.speculative_config)
-    if drafts is None or not drafts.has_weights:
-        return
-    if drafts.rejects and _takes_cuda(settings):
-        raise ConfigError(
-            "compute.speculative_config: the acceptance rejection is there to be compared on the "
-            "CPU; leave it out."
-        )
-    what = f"the method {drafts.method}" if drafts.is_head else "a draft model"
-    if settings.prefill_context_parallel_size > 1 and _takes_cuda(settings):
-        raise ConfigError(
-            f"compute.speculative_config: {what} cannot draft for ranks that share the tokens of "
-            f"prompts on GPUs yet; leave compute.{CONTEXT} out, or take the method ngram."
-        )
-    if drafts.rejects and settings.num_ranks > 1:
-        raise ConfigError(
-            "compute.speculative_config: the acceptance rejection is there to be compared in one "
-            f"process; leave it or compute.{_ranks_name(settings)} out."
-        )
-    if settings.pipeline_parallel_size > 1:
-        _check_drafter_of_stages(settings, drafts, what)
-
-
-def _check_drafter_of_stages(
-    settings: ComputeSettings, drafts: SpeculativeSettings, what: str
-) -> None:
-    if _takes_cuda(settings):
-        raise ConfigError(
-            f"compute.speculative_config: {what} cannot draft for a model in stages on GPUs yet; "
-            "leave compute.pipeline_parallel_size out, or take the method ngram or suffix."
-        )
-    if drafts.rejects:
-        raise ConfigError(
-            "compute.speculative_config: the acceptance rejection is there to be compared in one "
-            "process; leave it or compute.pipeline_parallel_size out."
-        )
-    if not drafts.num_speculative_tokens:
-        raise ConfigError(
-            f"compute.speculative_config: {what} drafts in stages before it is known how many "
-            "drafts pay; say num_speculative_tokens, such as 3."
-        )
+    if drafts is not None and drafts.has_weights:
+        ranks, copies = settings.tensor_parallel_size, settings.prefill_context_parallel_size
+        sizes = ranks, copies, settings.pipeline_parallel_size
+        check_place(drafts, DraftPlace(_takes_cuda(settings), *sizes))
 
 
 def load_stage(

@@ -32,7 +32,7 @@ from services.launcher.launch import write_anew, write_settings
 from services.launcher.model import find_model
 from services.launcher.on_ray.places import Needs, Spot, tables_of_replica
 from services.launcher.plan import Counts, Plan, environment_of, toml_text
-from services.launcher.preflight import check, look
+from services.launcher.preflight import check, inspect, look
 from services.launcher.supervisor import Supervisor
 
 
@@ -129,9 +129,9 @@ class ServiceProcess:
         alone = replace(plan, counts=Counts())  # on this node, as far as this replica knows
         is_compute = self._service == "compute"
         machine = look(os.environ) if is_compute else None
-        inspect = partial(check, alone, machine) if machine else lambda folder: None
+        inspected = partial(inspect, alone, machine) if machine else lambda folder: None
         with_weights = is_compute and plan.needs_weights
-        find = partial(find_model, plan.model, with_weights=with_weights, inspect=inspect)
+        find = partial(find_model, plan.model, with_weights=with_weights, inspect=inspected)
         model = await asyncio.to_thread(find)
         if machine:
             check_plan = partial(check, machine=machine, folder=Path(model.path))

@@ -30,7 +30,9 @@ def test_a_drafter_is_taken_by_its_absolute_path(
     assert config == {"model": str(small), "num_speculative_tokens": 2}
 
 
-@pytest.mark.parametrize("config", ["off", "auto", '{"method": "ngram"}', '{"model": 3}', "[1]"])
+@pytest.mark.parametrize(
+    "config", ["off", "auto", '{"method": "ngram"}', '{"model": "[ngram]"}', '{"method": "mtp"}']
+)
 def test_settings_without_a_model_stay_as_they_are(config: str) -> None:
     plan = plan_with(config)
     assert with_drafter(plan) is plan
