@@ -1,6 +1,6 @@
 """What `speculative_config` says: vLLM's JSON, `auto` or `off`.
 
-Compute drafts by it; the launcher refuses what cannot draft before anything is downloaded.
+Compute drafts by it; the launcher refuses what cannot draft before weights are downloaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from common.config import Settings
 from common.draft_method import method_of
 from common.errors import ConfigError, ModelError
 from common.model_folder import locate, read_json
-from common.vllm_speculative import ENOUGH_ALIKE, FEWEST_ALIKE, MOST_ALIKE, in_our_words
+from common.vllm_speculative import (
+    ENOUGH_ALIKE,
+    FEWEST_ALIKE,
+    MOST_ALIKE,
+    MOST_IN_ROW,
+    in_our_words,
+)
 
 MOST_DRAFTS = 7
 """Of a row, where the controller chooses. Text that repeats gives more; but each further one needs
@@ -37,7 +43,7 @@ class SpeculativeSettings(Settings):
     # The small one, of the same vocabulary: a folder, a GGUF file or a hub id; or a head's folder.
     model: str = ""
     revision: str = ""  # of a hub id: a branch, tag or commit
-    num_speculative_tokens: int = Field(default=0, ge=0, le=16)  # 0: as the controller chooses
+    num_speculative_tokens: int = Field(default=0, ge=0, le=MOST_IN_ROW)  # 0: it is chosen
     prompt_lookup_min: int = Field(default=FEWEST_ALIKE, ge=1, le=MOST_ALIKE)
     prompt_lookup_max: int = Field(default=ENOUGH_ALIKE, ge=1, le=MOST_ALIKE)
     suffix_cache_mb: int = Field(default=16, ge=1, le=4096)  # most that past answers take

@@ -8,6 +8,8 @@ from typing import Any
 FEWEST_ALIKE, ENOUGH_ALIKE, MOST_ALIKE = 2, 5, 8
 """Tokens that have to be alike, those of which more do not count, and most of either."""
 
+MOST_IN_ROW = 16  # drafts
+
 BY_MODEL = {"ngram": "ngram", "[ngram]": "ngram", "ngram_gpu": "ngram", "suffix": "suffix"}
 """What `model` may say that is a method, and its other names."""
 
@@ -53,6 +55,10 @@ def _read_method(fields: dict[str, Any], notes: list[str]) -> None:
     method = "mtp" if method.endswith("_mtp") else BY_MODEL.get(method, method)
     if method:
         fields["method"] = method
+    count = fields.get("num_speculative_tokens")
+    if method == "suffix" and isinstance(count, int) and count > MOST_IN_ROW:  # in vLLM at most
+        fields["num_speculative_tokens"] = MOST_IN_ROW
+        notes.append(f"num_speculative_tokens is {count}; {MOST_IN_ROW} are drafted at most")
     if method == "mtp" and fields.pop("model", None) is not None:
         notes.append("model: the method mtp takes the layers in the folder of the model itself")
 

@@ -102,6 +102,7 @@ SPLIT = [
     [
         Case("eagle3", "llama", converse, every=2),
         Case("mtp 2", "deepseek_v3", say_little),
+        Case("speculators", "llama", converse),
         Case("medusa", "llama", say_little),
         *(() if ON_GPU else SPLIT[: num_cases(1, 4)]),
         *(

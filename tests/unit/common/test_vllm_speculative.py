@@ -21,6 +21,10 @@ from common.vllm_speculative import in_our_words
         ({"method": "ngram", "prompt_lookup_min": 1}, {"prompt_lookup_min": 1}),
         ({"method": "ngram", "prompt_lookup_max": 20}, {"prompt_lookup_max": 8}),
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 24}, {"method": "suffix"}),
+        (
+            {"method": "suffix", "num_speculative_tokens": 32},
+            {"method": "suffix", "num_speculative_tokens": 16},
+        ),
         ({"method": "glm4_moe_lite_mtp"}, {"method": "mtp"}),
         ({"method": "mtp", "model": "deepseek-ai/DeepSeek-V3"}, {"method": "mtp"}),
         (
