@@ -19,7 +19,7 @@ from common.decoder_shape import ARCHITECTURES
 from common.gguf.architectures import ARCHITECTURES as GGUF
 from common.gguf.architectures import MIXTURES
 from common.gguf.file import TYPES
-from common.gguf.pre_tokenizers import PRE_TOKENIZERS
+from common.pre_tokenizers import PRE_TOKENIZERS
 from services.cli import command_of
 from services.compute.models.families import FAMILIES
 from services.launcher.plan import SETTINGS, toml_value

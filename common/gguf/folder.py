@@ -6,20 +6,17 @@ stay where they are: the folder has links to them, and an index of what lies whe
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common.errors import ModelError
-from common.gguf.cache import MAKING, cache_folder, fingerprint, hold, remove_left_over
 from common.gguf.config import GgufConfig
 from common.gguf.file import GgufModel, model_name, parts_of, read_model
 from common.gguf.tokenizer import GgufTokenizer
+from common.host import cache_folder
+from common.made_folder import made_folder
 
 INDEX_NAME = "model.gguf.index.json"
 
@@ -27,35 +24,13 @@ INDEX_NAME = "model.gguf.index.json"
 def folder_of(path: Path, env: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the model in a GGUF file, made if need be, and kept for this process.
 
-    Folders that are of no use any more are removed. Raises ModelError for what cannot be served, or
-    if the folder cannot be written.
+    Raises ModelError for what cannot be served, or if the folder cannot be written.
     """
-    parts, cache = parts_of(path), cache_folder(env)
-    folder = cache / f"{model_name(path)}-{fingerprint(parts)}"
-    remove_left_over(cache, time.time())
-    if not hold(folder):
-        _make(folder, path, parts)
-        hold(folder)
-    return folder
 
+    def contents() -> dict[str, Any]:
+        return contents_of(read_model(path))
 
-def _make(folder: Path, path: Path, parts: Sequence[Path]) -> None:
-    files = contents_of(read_model(path))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=MAKING))
-        try:
-            _write(made, files, parts)
-            made.rename(folder)
-        except OSError:
-            shutil.rmtree(made, ignore_errors=True)
-            if not folder.is_dir():  # else another process was faster
-                raise
-    except OSError as error:
-        raise ModelError(
-            f"cannot write {folder}, what services read of {path}: {error.strerror}; name another "
-            "folder for caches in XDG_CACHE_HOME"
-        ) from error
+    return made_folder(cache_folder("gguf", env), model_name(path), parts_of(path), contents)
 
 
 def contents_of(model: GgufModel) -> dict[str, Any]:
@@ -84,13 +59,3 @@ def _contents_of(model: GgufModel) -> dict[str, Any]:
         named = f"additional_chat_templates/{os.path.basename(name)}.jinja"
         files[named if name else "chat_template.jinja"] = text
     return files
-
-
-def _write(folder: Path, files: Mapping[str, Any], parts: Sequence[Path]) -> None:
-    for name, content in files.items():
-        file = folder / name
-        file.parent.mkdir(exist_ok=True)
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        file.write_text(text, "utf-8")
-    for part in parts:
-        (folder / part.name).symlink_to(part.absolute())

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from common.byte_level import added_token, model_parts
 from common.chat_formats import CALL, END, RETURN
 from common.errors import ModelError
-from common.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from common.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _AT = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
@@ -105,31 +106,13 @@ class GgufTokenizer:
 
     def _of_bytes(self) -> dict[str, Any]:
         vocab = self._vocab()
-        split = [
-            {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-            for regex in self._pre.patterns
-        ]
-        to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-        to_bytes["use_regex"] = False
         merges = []
         for text in self._value("merges", []):
             left, _, right = text[1:].partition(" ")  # the first may begin with one
             pair = text[:1] + left, right
             if pair[0] in vocab and right in vocab and pair[0] + right in vocab:
                 merges.append(pair)
-        return {
-            "normalizer": {"type": "NFC"} if self._pre.nfc else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*split, to_bytes]},
-            "decoder": {**to_bytes, "use_regex": True},
-            "model": {
-                "type": "BPE",
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": self._pre.whole_words,
-                "vocab": vocab,
-                "merges": merges,
-            },
-        }
+        return model_parts(self._pre, vocab, merges)
 
     def _of_sentence_pieces(self) -> dict[str, Any]:
         vocab = self._vocab()
@@ -196,15 +179,7 @@ class GgufTokenizer:
 
     def _added_tokens(self) -> list[dict[str, Any]]:
         return [
-            {
-                "id": token_id,
-                "content": self._tokens[token_id],
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": kind != _USER_DEFINED,
-            }
+            added_token(token_id, self._tokens[token_id], kind != _USER_DEFINED)
             for token_id, kind in enumerate(self._types)
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and self._tokens[token_id]
         ]

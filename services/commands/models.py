@@ -71,7 +71,8 @@ def add_list_options(parser: Parser) -> None:
 
 
 def list_models(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    from common.gguf.cache import cache_folder, usage
+    from common.host import cache_folder
+    from common.made_folder import usage
 
     models = [(model, *served(model)) for model in cached_models()]
     if options.json:
@@ -83,7 +84,7 @@ def list_models(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     else:
         print("No model is downloaded. `slipstream pull Qwen/Qwen3-0.6B` fetches one, and the")
         print("demo model is always there: `slipstream chat`.")
-    cache = cache_folder(env)
+    cache = cache_folder("gguf", env)
     count, num_bytes = usage(cache)
     if count:
         what = "a GGUF file" if count == 1 else f"{count} GGUF files"

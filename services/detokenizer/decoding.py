@@ -12,6 +12,8 @@ from typing import Protocol, TypeAlias
 
 from tokenizers import Tokenizer
 
+from common.byte_level import printable_alphabet
+
 
 class TextDecoder(Protocol):
     """The state of one stream of ids; text that later ids could change is held back.
@@ -75,19 +77,6 @@ def num_completing(begun: bytes, data: bytes) -> int | None:
         except UnicodeDecodeError:
             return 0
     return None
-
-
-def printable_alphabet() -> dict[str, int]:
-    """Return GPT-2's alphabet: the character that stands for each of the 256 bytes.
-
-    Printable Latin-1 characters stand for themselves, the other bytes for characters from
-    U+0100 upwards, in order.
-    """
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in own}
-    others = (byte for byte in range(256) if byte not in set(own))
-    alphabet.update({chr(0x100 + rank): byte for rank, byte in enumerate(others)})
-    return alphabet
 
 
 class ByteLevelDecoding:

@@ -17,11 +17,12 @@ import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from common.byte_level import printable_alphabet
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
-from services.detokenizer.decoding import printable_alphabet
 from services.detokenizer.vocabulary import TokenVocabulary
 
 DATA = "mistral_common/data"
+NUM_SPECIAL = 1000  # of Tekken's tokens
 MARKERS = tuple(
     dict.fromkeys(
         [marker for markers in TOOL_FORMATS.values() for marker in markers.all]
@@ -36,18 +37,22 @@ def data_file(name: str) -> Path:
 
 
 @cache
-def tekken() -> Tokenizer:
-    """Byte-level: Tekken, 1,000 special tokens and 130,072 byte strings."""
+def tekken_tokens() -> tuple[bytes, ...]:
+    """Tekken's 130,072 byte strings, in the order of their ranks."""
     data = json.loads(data_file("tekken_240718.json").read_text())
-    num_special = data["config"]["default_num_special_tokens"]
-    size = data["config"]["default_vocab_size"] - num_special
+    size = data["config"]["default_vocab_size"] - NUM_SPECIAL
+    return tuple(a2b_base64(entry["token_bytes"]) for entry in data["vocab"][:size])
+
+
+@cache
+def tekken() -> Tokenizer:
+    """Byte-level: Tekken, 1,000 special tokens and its byte strings."""
     letters = {byte: character for character, byte in printable_alphabet().items()}
-    tokens = {f"<special_{i}>": i for i in range(num_special)}
-    for entry in data["vocab"][:size]:
-        raw = a2b_base64(entry["token_bytes"])
-        tokens[raw.decode("latin-1").translate(letters)] = num_special + entry["rank"]
+    tokens = {f"<special_{i}>": i for i in range(NUM_SPECIAL)}
+    for rank, raw in enumerate(tekken_tokens()):
+        tokens[raw.decode("latin-1").translate(letters)] = NUM_SPECIAL + rank
     tokenizer = Tokenizer(BPE(tokens, []))
-    tokenizer.add_special_tokens([f"<special_{i}>" for i in range(num_special)])
+    tokenizer.add_special_tokens([f"<special_{i}>" for i in range(NUM_SPECIAL)])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

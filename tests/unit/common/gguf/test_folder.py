@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from benchmarks.model_folders import ModelShape, save_folder
 from common.errors import ModelError
 from common.gguf import folder as module
-from common.gguf.cache import FORMAT
 from common.gguf.file import GgufModel, read_model
 from common.gguf.folder import contents_of, folder_of
+from common.made_folder import FORMAT
 from common.model_folder import (
     Pooling,
     describe,
@@ -87,7 +87,7 @@ def test_a_folder_of_an_older_form_is_not_used(
     file: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = folder_of(file, env)
-    monkeypatch.setattr("common.gguf.cache.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("common.made_folder.FORMAT", FORMAT + 1)
     assert folder_of(file, env) != older
 
 

@@ -29,8 +29,8 @@ from tokenizers import (
 
 from common.errors import ModelError
 from common.gguf.file import read_model
-from common.gguf.pre_tokenizers import PRE_TOKENIZERS
 from common.gguf.tokenizer import GgufTokenizer
+from common.pre_tokenizers import PRE_TOKENIZERS
 from common.text_growth import check_growth
 from tests.cases import num_cases
 from tests.gguf_files import add_tokenizer
@@ -104,6 +104,7 @@ ORIGINALS = {
     "chatglm-bpe": Original(lambda: split(LLAMA3)),
     "qwen2": Original(lambda: split(QWEN2), nfc=True),
     "deepseek-r1-qwen": Original(lambda: split(QWEN2)),
+    "hunyuan": Original(lambda: split(QWEN2), nfc=True, ignore_merges=True),
     "tekken": Original(lambda: split(TEKKEN), ignore_merges=True),
     "gpt-4o": Original(lambda: split(GPT4O)),
     "kimi-k2": Original(lambda: split(r"[\p{Han}]+|" + KIMI), ignore_merges=True),

@@ -1,4 +1,4 @@
-"""Folders made of GGUF files go when the files do, and no process uses them."""
+"""Folders made of files go when the files do, and no process uses them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.model_folders import ModelShape, save_folder
-from common.gguf import cache
-from common.gguf.cache import MAKING, MAKING_S, cache_folder, remove_left_over, usage
+from common import made_folder
 from common.gguf.file import parts_of
+from common.host import cache_folder
+from common.made_folder import MAKING, MAKING_S, remove_left_over, usage
 from tests.gguf_files import GgufOptions, write_gguf
 
 USE = """
@@ -51,8 +52,12 @@ def used(file: Path, home: Path) -> Iterator[Path]:
         process.kill()
 
 
+def cache_of(home: Path) -> Path:
+    return cache_folder("gguf", {"XDG_CACHE_HOME": str(home)})
+
+
 def left_over(home: Path, later_s: float = 0.0) -> list[Path]:
-    return remove_left_over(cache_folder({"XDG_CACHE_HOME": str(home)}), time.time() + later_s)
+    return remove_left_over(cache_of(home), time.time() + later_s)
 
 
 def delete(file: Path) -> None:
@@ -65,14 +70,14 @@ def replace(file: Path) -> None:
 
 
 def change_format(file: Path) -> None:
-    cache.FORMAT += 1
+    made_folder.FORMAT += 1
 
 
 @pytest.mark.parametrize("change", [delete, replace, change_format])
 def test_a_folder_goes_with_its_files_when_no_process_uses_it(
     change: Callable[[Path], None], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "FORMAT", cache.FORMAT)
+    monkeypatch.setattr(made_folder, "FORMAT", made_folder.FORMAT)
     with used(file, tmp_path) as folder:
         assert left_over(tmp_path) == []
         change(file)
@@ -112,14 +117,14 @@ def test_a_folder_that_was_removed_is_made_again(file: Path, tmp_path: Path) -> 
 
 
 def test_a_folder_that_was_never_finished_goes_after_an_hour(tmp_path: Path) -> None:
-    folder = cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) / f"{MAKING}abc"
+    folder = cache_of(tmp_path) / f"{MAKING}abc"
     folder.mkdir(parents=True)
     assert left_over(tmp_path) == []
     assert left_over(tmp_path, later_s=MAKING_S + 60) == [folder]
 
 
 def test_what_the_cache_did_not_make_stays(tmp_path: Path) -> None:
-    folder = cache_folder({"XDG_CACHE_HOME": str(tmp_path)})
+    folder = cache_of(tmp_path)
     own, named = folder / "mine", folder / f"mine-{16 * '0'}"
     for each in (own, named):
         each.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""How texts are split before merging, by the names that `tokenizer.ggml.pre` has.
+"""How texts are split before merging, by the names that `tokenizer.ggml.pre` of GGUF files has.
 
 llama.cpp finds the names by what a tokenizer makes of a test text. The expressions are those of the
-models' own tokenizer.json as far as they are known, else llama.cpp's.
+models' own tokenizers as far as they are known, else llama.cpp's.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
     "glm4": PreTokenizer((_LLAMA3,), whole_words=True),
     "qwen2": PreTokenizer((_QWEN2,), nfc=True),
-    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "hunyuan"), PreTokenizer((_QWEN2,))),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez"), PreTokenizer((_QWEN2,))),
+    "hunyuan": PreTokenizer((_QWEN2,), nfc=True, whole_words=True),
     "qwen35": PreTokenizer((_QWEN35,), nfc=True),
     **dict.fromkeys(("starcoder", "smollm", "refact", "exaone", "minerva-7b"), _GPT2_DIGITS),
     "command-r": PreTokenizer((r"\p{N}", _GPT2), nfc=True),

@@ -1,7 +1,7 @@
-"""The folders made of GGUF files: where they are, which are in use, and which nobody can use.
+"""Folders of what was made of a model's files, once: which are in use, and which nobody can use.
 
-A process that uses a folder has a lock on it until it ends, which the system takes back also from
-one that was killed.
+They have links to the files that they were made of. A process that uses a folder has a lock on it
+until it ends, which the system takes back also from one that was killed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from common import host
+from common.errors import ModelError
 
-FORMAT = 1
+FORMAT = 2
 """Raised with every change of what is written: folders of another number are not used."""
 
 MAKING = ".making-"
@@ -28,16 +32,56 @@ MAKING_S = 3600.0
 _MADE = re.compile(r".+-(?P<fingerprint>[0-9a-f]{16})")
 
 
-def cache_folder(env: Mapping[str, str]) -> Path:
-    return host.cache_folder("gguf", env)
+def made_folder(
+    cache: Path, name: str, files: Sequence[Path], contents: Callable[[], Mapping[str, Any]]
+) -> Path:
+    """Return the folder made of `files`, made if need be, and kept for this process.
+
+    `contents` returns its files by name: texts, or what becomes JSON. Folders in the cache that are
+    of no use any more are removed. Raises ModelError if it cannot be written.
+    """
+    folder = cache / f"{name}-{fingerprint(files)}"
+    remove_left_over(cache, time.time())
+    if not hold(folder):
+        _make(folder, files, contents())
+        hold(folder)
+    return folder
 
 
-def fingerprint(parts: Sequence[Path]) -> str:
+def _make(folder: Path, files: Sequence[Path], contents: Mapping[str, Any]) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=MAKING))
+        try:
+            _write(made, files, contents)
+            made.rename(folder)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            if not folder.is_dir():  # else another process was faster
+                raise
+    except OSError as error:
+        raise ModelError(
+            f"cannot write {folder}, what services read of {files[0]}: {error.strerror}; name "
+            "another folder for caches in XDG_CACHE_HOME"
+        ) from error
+
+
+def _write(folder: Path, files: Sequence[Path], contents: Mapping[str, Any]) -> None:
+    for name, content in contents.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        file.write_text(text, "utf-8")
+    for file in files:
+        (folder / file.name).symlink_to(file.absolute())
+
+
+def fingerprint(files: Iterable[Path]) -> str:
     """Return 16 hexadecimal digits that are others when a file was replaced."""
     digest = hashlib.sha256(f"{FORMAT}\n".encode())
-    for part in parts:
-        status = part.stat()
-        digest.update(f"{part.absolute()}\n{status.st_size} {status.st_mtime_ns}\n".encode())
+    for file in sorted(files):
+        status = file.stat()
+        digest.update(f"{file.absolute()}\n{status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
 
@@ -56,7 +100,7 @@ def hold(folder: Path) -> bool:
 
 
 def remove_left_over(cache: Path, now_s: float) -> list[Path]:
-    """Remove folders whose GGUF files are gone or were replaced, if no process uses them.
+    """Remove folders whose files are gone or were replaced, if no process uses them.
 
     `now_s` is Unix time. Returns those that were removed.
     """
@@ -86,11 +130,10 @@ def _is_left_over(folder: Path, now_s: float) -> bool:
     try:
         if folder.name.startswith(MAKING):
             return now_s - folder.stat().st_mtime > MAKING_S
-        # in the order in which the parts of a model are numbered
-        links = sorted(file for file in folder.iterdir() if file.is_symlink())
+        links = [file.readlink() for file in folder.iterdir() if file.is_symlink()]
         if match is None or not links:
             return False
-        return fingerprint([link.readlink() for link in links]) != match["fingerprint"]
+        return fingerprint(links) != match["fingerprint"]
     except FileNotFoundError:
         return True
     except OSError:
