@@ -19,8 +19,9 @@ from common.gguf.file import is_gguf
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.gguf.folder import folder_of
 from common.messages.control import Matryoshka, ModelCard
+from common.tiktoken_ranks import RANKED_KINDS
 
-DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model")
+DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken")
 
 # These decide how a request is answered. They are small: the revision hashes their contents.
 _HASHED_FILES = (
@@ -28,6 +29,7 @@ _HASHED_FILES = (
     "hf_quant_config.json",
     "generation_config.json",
     "tokenizer.json",
+    *(kind.file_name for kind in RANKED_KINDS.values()),
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

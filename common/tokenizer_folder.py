@@ -18,6 +18,7 @@ from common.errors import ModelError
 from common.messages.control import ModelCard
 from common.model_folder import REVISION_DIGITS, describe, read_json
 from common.text_growth import check_growth
+from common.tokenizer_file import needed_tokenizer_file, read_tokenizer
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
@@ -29,12 +30,14 @@ _ADDED_TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special
 class TokenizerFolder:
     """The tokenizer settings of one model folder.
 
+    `file` is its tokenizer.json, which may be in a cache.
     `special_tokens` are the named ones ("bos_token": "<s>"), as chat templates see them.
     `added_tokens` are to be in the vocabulary even if tokenizer.json does not list them.
     `templates` holds chat templates by name; it is empty for a model without any.
     """
 
     path: Path
+    file: Path
     special_tokens: dict[str, str]
     added_tokens: tuple[AddedToken, ...]
     templates: dict[str, str]
@@ -51,11 +54,7 @@ def read_folder(path: Path, chat_template: str = "") -> TokenizerFolder:
 
     `chat_template` is a file to use in place of the folder's own templates.
     """
-    if not (path / "tokenizer.json").is_file():
-        raise ModelError(
-            f"{path / 'tokenizer.json'} is missing; save the tokenizer in the fast format "
-            "(tokenizer.save_pretrained of transformers writes it)"
-        )
+    file = needed_tokenizer_file(path)
     config = read_json(path, "tokenizer_config.json")
     named = dict(config)
     if "added_tokens_decoder" not in config:  # older folders: the map is the authority
@@ -63,6 +62,7 @@ def read_folder(path: Path, chat_template: str = "") -> TokenizerFolder:
     special = _special_tokens(named)
     return TokenizerFolder(
         path=path,
+        file=file,
         special_tokens={name: _text(token) for name, token in special.items()},
         added_tokens=_added_tokens(config, named, special),
         templates=_template_in(chat_template) if chat_template else _templates(path, config),
@@ -71,7 +71,7 @@ def read_folder(path: Path, chat_template: str = "") -> TokenizerFolder:
 
 def load_tokenizer(folder: TokenizerFolder) -> Tokenizer:
     """Load the vocabulary and add the tokens that only tokenizer_config.json names."""
-    file = folder.path / "tokenizer.json"
+    file = folder.file
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
@@ -103,7 +103,7 @@ def vocabulary_of(path: Path) -> str:
     """
     try:
         folder = read_folder(path)
-        vocabulary = read_json(path, "tokenizer.json")
+        vocabulary = read_json(folder.file.parent, folder.file.name)
     except ModelError:
         return ""
     for training in ("truncation", "padding"):  # which `load_tokenizer` switches off
@@ -131,7 +131,7 @@ def other_vocabulary(folders: tuple[Path, Path], sizes: tuple[int, int]) -> str:
 
 
 def _texts_by_id(folder: Path) -> dict[int, str]:
-    described = read_json(folder, "tokenizer.json")
+    described = read_tokenizer(folder)
     vocab = described.get("model", {}).get("vocab", {})
     if isinstance(vocab, list):  # of pieces and their scores, in a unigram model
         vocab = {piece[0]: token for token, piece in enumerate(vocab)}

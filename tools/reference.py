@@ -20,6 +20,7 @@ from common.gguf.architectures import ARCHITECTURES as GGUF
 from common.gguf.architectures import MIXTURES
 from common.gguf.file import TYPES
 from common.pre_tokenizers import PRE_TOKENIZERS
+from common.tiktoken_ranks import RANKED_KINDS
 from services.cli import command_of
 from services.compute.models.families import FAMILIES
 from services.launcher.plan import SETTINGS, toml_value
@@ -48,6 +49,15 @@ and `*.safetensors`; or [a GGUF file](#gguf-files). Weights may be
 [quantised](quantization.md#quantised-checkpoints). Those in pickle formats are never read, and code
 that comes with a model is never run.
 
+## Tokenizers
+
+A `tokenizer.json` is read as it is. Where there is none, one is made of a tiktoken file at the
+first start, with the ids that tiktoken gives, and kept in `~/.cache/slipstream/tokenizers` or below
+`XDG_CACHE_HOME`; `tokenizer_class` in `tokenizer_config.json` decides. Of a model with neither no
+weights are downloaded.
+
+"""
+BY_ARCHITECTURE = """
 ## Architectures
 
 `architectures` in `config.json` decides. The same without its head (`LlamaModel` for
@@ -115,6 +125,9 @@ def configuration() -> str:
 
 
 def supported_models() -> str:
+    ranked = [
+        (f"`{name}`", f"`{kind.file_name}`", kind.models) for name, kind in RANKED_KINDS.items()
+    ]
     architectures = [
         (f"`{name}`", f"`{family.model_type}`", family.models)
         for name, family in ARCHITECTURES.items()
@@ -143,6 +156,8 @@ def supported_models() -> str:
     return (
         GENERATED
         + MODELS
+        + table_text(("`tokenizer_class`", "file", "models"), ranked)
+        + BY_ARCHITECTURE
         + table_text(("architecture", "`model_type`", "models"), architectures)
         + FIELDS
         + table_text(("architecture", "fields"), fields)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from common.tokenizer_file import tokenizer_file
 from services.compute.grammar.protocol import MOST_FORCED, GrammarSettings, StartSequence
 from services.compute.step import Int32Array, mask_words
 
@@ -41,9 +42,9 @@ class GrammarBackend:
 
     def __init__(self, settings: GrammarSettings) -> None:
         self._settings = settings
-        path = Path(settings.folder, "tokenizer.json")
+        path = tokenizer_file(Path(settings.folder))
         self._tokenizer: LLTokenizer | None = None
-        if path.is_file():
+        if path is not None:
             self._tokenizer = LLTokenizer(
                 path.read_text(encoding="utf-8"),
                 n_vocab=settings.vocab_size,

@@ -94,7 +94,8 @@ def stamp(epoch: int, index: int) -> int:
 class GrammarSettings(Settings):
     """The model's side of masks, and the limits of what a grammar may cost.
 
-    Without a tokenizer.json in `folder` there are no grammars, only lists of tokens.
+    Without a tokenizer.json in `folder`, or what one is made of, there are no grammars, only lists
+    of tokens.
     """
 
     folder: str

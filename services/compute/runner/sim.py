@@ -16,6 +16,7 @@ import numpy as np
 
 from common.messages.tokens import TokenLogprobs
 from common.model_folder import describe, eos_token_ids, read_json, read_pooling
+from common.tokenizer_file import read_tokenizer
 from services.compute.config import ComputeSettings
 from services.compute.kv.memory import KVGroup
 from services.compute.kv.transfer import Direction, PagePairs
@@ -253,7 +254,7 @@ def closing_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
 
     They are generated only under a mask.
     """
-    vocabulary = read_json(folder, "tokenizer.json").get("model", {}).get("vocab", {})
+    vocabulary = read_tokenizer(folder).get("model", {}).get("vocab", {})
     if not isinstance(vocabulary, dict):
         return ()
     ids = [vocabulary.get(text, vocab_size) for text in CLOSING]

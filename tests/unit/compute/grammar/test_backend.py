@@ -21,6 +21,7 @@ from services.compute.grammar.backend import (
 from services.compute.grammar.protocol import GrammarSettings
 from services.compute.step import mask_words
 from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
+from tests.ranked_folder import HELLO, write_ranked
 from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
 
 
@@ -71,6 +72,20 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts(backend: GrammarBa
     assert matcher.consume(2, c)
     assert allowed(matcher) == {EOS}
     assert matcher.consume(3, EOS) is False
+
+
+def test_a_grammar_is_applied_with_the_tokens_of_a_tiktoken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = GrammarSettings(
+        folder=str(write_ranked(tmp_path / "model")),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(len(HELLO),),
+        num_slots=1,
+    )
+    found = allowed(make_matcher(GrammarBackend(settings), "start: /[a-z]+/"))
+    assert {HELLO[token] for token in found} == {text for text in HELLO if text.islower()}
 
 
 def test_a_stop_token_may_cut_the_text_where_the_grammar_has_it(backend: GrammarBackend) -> None:

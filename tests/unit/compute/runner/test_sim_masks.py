@@ -13,6 +13,7 @@ from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.runner.sim import SimRunner, TokenScript, closing_ids
 from services.compute.step import SlotDelta, TokenMasks
 from tests.flow.structured_ring import save_tokenizer, tokenizer
+from tests.ranked_folder import write_ranked
 from tests.unit.compute.runner.sim_runners import SPEC, Clock, plan, runner
 from tests.unit.compute.token_masks import bits_of
 
@@ -92,6 +93,14 @@ def test_masks_in_time_cost_the_device_nothing() -> None:
 def test_the_tokens_that_close_json_are_found_in_the_tokenizer(tmp_path: Path) -> None:
     ids = closing_ids(save_tokenizer(tmp_path), 1_000)
     assert [tokenizer().id_to_token(token) for token in ids] == ['"}', '"', "}", "]", ",", ":", "0"]
+
+
+def test_they_are_found_in_ranks_of_tiktoken_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ids = closing_ids(write_ranked(tmp_path / "model"), 1_000)
+    assert bytes(ids) == b'"}],:0'
 
 
 @pytest.mark.parametrize("text", [None, '{"model": {"vocab": [["a", 1.0]]}}', "{}"])
