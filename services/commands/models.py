@@ -41,10 +41,11 @@ def add_pull_options(parser: Parser) -> None:
 
 
 def pull(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Download a model, unless its config.json says that it cannot be served."""
+    """Download a model, unless its small files say that it cannot be served."""
     from common.config import may_be_hub_id
     from common.decoder_shape import read_shape
     from common.model_folder import read_model_config
+    from common.tokenizer_file import needed_tokenizer_file
     from services.launcher.model import download
 
     try:
@@ -53,6 +54,7 @@ def pull(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         folder = download(options.model, options.revision, with_weights=False)
         if not options.force:
             read_shape(read_model_config(folder))
+            needed_tokenizer_file(folder)
         folder = download(options.model, options.revision, with_weights=True)
     except ModelError as error:
         sys.stderr.write(f"slipstream pull: {error}\n")
@@ -84,11 +86,12 @@ def list_models(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     else:
         print("No model is downloaded. `slipstream pull Qwen/Qwen3-0.6B` fetches one, and the")
         print("demo model is always there: `slipstream chat`.")
-    cache = cache_folder("gguf", env)
-    count, num_bytes = usage(cache)
-    if count:
-        what = "a GGUF file" if count == 1 else f"{count} GGUF files"
-        print(f"What was read of {what} takes {size_text(num_bytes)} in {cache}.")
+    for name, kind in (("gguf", "GGUF file"), ("tokenizers", "tiktoken file")):
+        cache = cache_folder(name, env)
+        count, num_bytes = usage(cache)
+        if count:
+            what = f"a {kind}" if count == 1 else f"{count} {kind}s"
+            print(f"What was read of {what} takes {size_text(num_bytes)} in {cache}.")
     return 0
 
 

@@ -24,6 +24,7 @@ from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import read_model_config, sampling_defaults
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
 from common.speculative import DraftPlace, check_place
+from common.tokenizer_file import needed_tokenizer_file
 from services.launcher.drafter import drafts_of, named_drafter, with_drafter
 from services.launcher.model import has_weights, weight_bytes
 from services.launcher.plan import SETTINGS, Plan
@@ -185,6 +186,7 @@ def _check_stages(plan: Plan, option: str) -> None:
 def check(plan: Plan, machine: Machine, folder: Path) -> None:
     """Raise ModelError or ConfigError, in one sentence, if this model cannot be served."""
     device = device_of(plan, machine)
+    needed_tokenizer_file(folder)
     if device == "sim":
         return
     try:

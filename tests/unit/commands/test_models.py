@@ -13,9 +13,11 @@ import pytest
 
 from benchmarks.model_folders import ModelShape, save_folder
 from common.gguf.folder import folder_of
+from common.tokenizer_file import needed_tokenizer_file
 from services.commands.models import age_text, size_text
 from tests.gguf_files import GgufOptions, write_gguf
 from tests.patience import PATIENCE_S
+from tests.ranked_folder import write_ranked
 from tests.system.terminal import ROOT, Terminal
 
 CONFIG = {
@@ -32,7 +34,13 @@ CONFIG = {
 def cache(tmp_path: Path) -> Path:
     """A cache with two models that can be served and three that cannot."""
     add_model(
-        tmp_path, "org/small", {"config.json": json.dumps(CONFIG), "a.safetensors": "x" * 5000}
+        tmp_path,
+        "org/small",
+        {
+            "config.json": json.dumps(CONFIG),
+            "tokenizer.json": "{}",
+            "a.safetensors": "x" * 5000,
+        },
     )
     bloom = json.dumps(CONFIG | {"architectures": ["BloomForCausalLM"]})
     add_model(tmp_path, "org/bloom", {"config.json": bloom, "a.safetensors": ""})
@@ -125,17 +133,26 @@ def test_gguf_files_are_listed_with_the_command_that_serves_each(tmp_path: Path)
     assert served == {whole.name, first.name}
 
 
-def test_the_list_says_where_the_files_made_of_gguf_files_are(tmp_path: Path) -> None:
+def test_the_list_says_where_the_files_made_of_gguf_and_tiktoken_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_folder(tmp_path / "tiny", ModelShape(num_layers=1))
     file = write_gguf(folder, tmp_path / "tiny.gguf")
     cache = {"XDG_CACHE_HOME": str(tmp_path)}
     made = folder_of(file, cache)
     size = sum(each.stat().st_size for each in made.iterdir() if not each.is_symlink())
-    ran = run(tmp_path, "list", **cache)
     expected = (
         f"What was read of a GGUF file takes {size_text(size)} in {tmp_path}/slipstream/gguf."
     )
-    assert ran.stdout.splitlines()[-1] == expected
+    assert run(tmp_path, "list", **cache).stdout.splitlines()[-1] == expected
+    ranked = {name: write_ranked(tmp_path / name) for name in ("first", "second")}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    size = sum(needed_tokenizer_file(each).stat().st_size for each in ranked.values())
+    assert run(tmp_path, "list", **cache).stdout.splitlines()[-2:] == [
+        expected,
+        f"What was read of 2 tiktoken files takes {size_text(size)} in "
+        f"{tmp_path}/slipstream/tokenizers.",
+    ]
 
 
 def test_an_empty_list_says_how_to_fill_it(tmp_path: Path) -> None:
@@ -190,6 +207,14 @@ def test_a_model_that_cannot_be_served_is_not_pulled(cache: Path) -> None:
     assert ran.returncode == 1
     assert "architecture BloomForCausalLM is not supported" in ran.stderr
     assert run(cache, "pull", "--force", "org/bloom").returncode == 0
+
+
+def test_a_model_without_a_tokenizer_is_not_pulled(tmp_path: Path) -> None:
+    add_model(tmp_path, "org/mute", {"config.json": json.dumps(CONFIG), "a.safetensors": ""})
+    ran = run(tmp_path, "pull", "org/mute")
+    assert ran.returncode == 1
+    assert "tokenizer.json is missing" in ran.stderr
+    assert run(tmp_path, "pull", "--force", "org/mute").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -19,7 +20,12 @@ from benchmarks.model_folders import ModelShape, save_folder
 from common.config import ModelSettings
 from common.errors import ModelError
 from services.launcher.model import find_model, weight_bytes
+from services.launcher.plan import Counts, make_plan
+from services.launcher.preflight import Machine, check
 from tests.gguf_files import GgufOptions, write_gguf
+
+PLAN = make_plan(None, {}, {}, Counts())
+MACHINE = Machine(host_bytes=1 << 40, fast_bf16=True, why_no_gpu="there is none")
 
 
 def folder_with(tmp_path: Path, *names: str) -> str:
@@ -103,6 +109,19 @@ def test_a_model_that_cannot_be_served_is_not_downloaded(
     with pytest.raises(ModelError, match="too large"):
         find_model(ModelSettings(path="org/name"), with_weights=True, inspect=refuse)
     assert not any("*.safetensors" in str(call["allow_patterns"]) for call in calls)
+
+
+def test_a_model_without_a_tokenizer_is_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub_that(monkeypatch, folder_with(tmp_path, "config.json", "qwen.tiktoken"))
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+        find_model(
+            ModelSettings(path="org/name"), with_weights=True, inspect=partial(check, PLAN, MACHINE)
+        )
+    (call,) = calls
+    assert "*.safetensors" not in str(call["allow_patterns"])
+    assert "*.tiktoken" in str(call["allow_patterns"])
 
 
 def test_a_gguf_file_is_served_from_a_folder_made_of_it(

@@ -42,6 +42,7 @@ def plan_of(options: Tables | None = None, **counts: int) -> Plan:
 
 def folder_of(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    (folder / "tokenizer.json").write_text("{}")
     return folder
 
 
@@ -68,6 +69,13 @@ def refused(plan: Plan, folder: Path, machine: Machine) -> str:
 def test_a_model_that_fits_passes(tmp_path: Path) -> None:
     check(plan_of(), SERVER, folder_of(tmp_path))
     check(plan_of({"compute": {"dtype": "float16"}}), LAPTOP, folder_of(tmp_path))
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_a_model_without_a_tokenizer_is_refused(device: str, tmp_path: Path) -> None:
+    (folder_of(tmp_path) / "tokenizer.json").unlink()
+    said = refused(plan_of({"compute": {"device": device}}), tmp_path, SERVER)
+    assert said.startswith(f"{tmp_path}/tokenizer.json is missing")
 
 
 def test_weights_that_do_not_fit_into_memory_are_named_with_the_sizes(tmp_path: Path) -> None:
@@ -274,7 +282,7 @@ def test_experts_that_a_model_has_not_are_not_spread(tmp_path: Path) -> None:
 
 
 def test_a_config_that_is_no_json_is_named_once(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
+    (folder_of(tmp_path) / "config.json").write_text("{")
     said = refused(plan_of(), tmp_path, SERVER)
     assert said.startswith(f"{tmp_path}/config.json is not valid JSON")
 
