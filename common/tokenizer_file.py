@@ -40,10 +40,10 @@ def needed_tokenizer_file(folder: Path) -> Path:
     """Return the file; ModelError if there is none, too."""
     file = tokenizer_file(folder)
     if file is None:
-        ranked = " or ".join(kind.file_name for kind in RANKED_KINDS.values())
+        known = ", ".join(f"{kind.file_name} of {name}" for name, kind in RANKED_KINDS.items())
         raise ModelError(
-            f"{folder / NAME} is missing, and so is a {ranked} to make it of; put one there, from "
-            "another copy of the model or by tokenizer.save_pretrained of transformers, which "
+            f"{folder / NAME} is missing, and so is what one is made of ({known}); put one there, "
+            "from another copy of the model or by tokenizer.save_pretrained of transformers, which "
             "writes it if the model has a fast tokenizer"
         )
     return file

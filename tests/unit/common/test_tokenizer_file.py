@@ -84,8 +84,8 @@ def test_a_folder_with_neither_is_told_what_to_do(folder: Path, kind: object) ->
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
     assert tokenizer_file(folder) is None and read_tokenizer(folder) == {}
     said = (
-        rf"{folder}/tokenizer\.json is missing, and so is a tiktoken\.model or hy\.tiktoken to "
-        "make it of; put one there"
+        rf"{folder}/tokenizer\.json is missing, and so is what one is made of \(tiktoken\.model of "
+        r"TikTokenTokenizer, hy\.tiktoken of HYTokenizer\); put one there"
     )
     with pytest.raises(ModelError, match=said):
         needed_tokenizer_file(folder)
