@@ -123,6 +123,7 @@ def expected(kind: Kind, tokens: list[bytes], text: str, special: Mapping[str, i
 @given(tokens=RANKS, words=TEXTS)
 @example(tokens=[*BYTES, b"aaa", b"aa"], words=["aaaaa aaaa aaa"])
 @example(tokens=[*BYTES, b"abc", b"ab", b"bc"], words=["abcabc"])
+@example(tokens=[*BYTES, b"abcd"], words=["abcd"])  # a whole word, and nothing that merges
 @example(tokens=HELLO, words=["hello", 0, "hellohello", 1, "\u0338"])
 def test_texts_have_the_ids_that_tiktoken_gives(
     kind: Kind, tokens: list[bytes], words: list[str | int], tmp_path: Path
