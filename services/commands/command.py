@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Read the words after the command; ends the program at a mistake, with status 2."""
-        options, unknown = self.parse_known_args(words)
+        options, unknown = self.parse_known_args([self._with_dashes(word) for word in words])
         if unknown:
             self.error(self._about(unknown[0]))
         return options
@@ -55,8 +55,14 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong and where to read more."""
         self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
+    def _with_dashes(self, word: str) -> str:
+        """An option may be written with underscores, as vLLM takes it."""
+        option, equals, value = word.partition("=")
+        dashed = option.replace("_", "-")
+        return dashed + equals + value if dashed in self._option_string_actions else word
+
     def _about(self, word: str) -> str:
-        option = word.partition("=")[0]
+        option = word.partition("=")[0].replace("_", "-")
         if not option.startswith("-"):
             return f"{word}: one argument too many"
         if option in self.hints:

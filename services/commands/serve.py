@@ -67,6 +67,7 @@ INSTEAD = {
     "[tokenizer] in a --config file sets it",
     "--reasoning-parser": "the format is read off the model's chat template; reasoning_format "
     "below [tokenizer] in a --config file sets it",
+    "--eplb-config": "use --enable-eplb and --num-redundant-experts N",
     "--enable-lora": "LoRA adapters are not served yet",
 }
 
@@ -120,7 +121,10 @@ def _add_model(parser: Parser) -> None:
     add_setting(
         group, "compute.enable_expert_parallel", "--enable-expert-parallel", "-ep", **on_off
     )
-    add_setting(group, "compute.speculative_config", metavar="auto|off|JSON")
+    add_setting(group, "compute.num_redundant_experts", metavar="N")
+    add_setting(group, "compute.enable_eplb", **on_off)
+    config = "--speculative-config", "-sc"
+    add_setting(group, "compute.speculative_config", *config, metavar="auto|off|JSON")
 
 
 def _add_capacity(parser: Parser) -> None:

@@ -134,7 +134,8 @@ class ComputeSettings(Settings):
         description="guess the next tokens and compute several in one step, which changes no text: "
         "auto (as far as that pays and the device can), off, or JSON in the form that vLLM takes, "
         'like {"method": "ngram", "num_speculative_tokens": 4}, or {"model": "FOLDER"} of a small '
-        "model that guesses",
+        'model that guesses, or {"method": "eagle3", "model": "FOLDER"} of a head; others '
+        "are eagle, medusa and mtp",
     )
     batch_invariant: bool = Field(
         False,

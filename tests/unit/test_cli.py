@@ -186,6 +186,7 @@ def test_every_command_explains_itself_in_80_columns(
         (["srve"], "slipstream: there is no command srve; did you mean serve?"),
         (["--versio"], "slipstream: there is no option --versio"),
         (["serve", "--max-seqs", "8"], "no option --max-seqs; did you mean --max-num-seqs?"),
+        (["serve", "--max_num_batched_tokens=8"], "there is no --max-num-batched-tokens here; use"),
         (["serve", "--quantization=awq"], "invalid choice: 'awq' (choose from"),
         (["serve", "-tp", "0"], "should be greater than or equal to 1"),
         (["serve", "--chat-template", "/no/file"], "cannot read /no/file: No such file"),

@@ -55,6 +55,18 @@ def test_a_model_is_split_and_copied_by_the_names_that_people_know() -> None:
     assert tables_of(parsed("--pipeline-parallel-size=2")) == staged
 
 
+def test_options_may_be_written_as_vllm_takes_them() -> None:
+    words = ["my_model", "--tensor_parallel_size=2", "--dtype", "float32", "-sc", "off"]
+    tables, _ = tables_of(serve_parser().parse([*words, "--enable_eplb"]))
+    assert tables["model"] == {"path": "my_model"}
+    assert tables["compute"] == {
+        "tensor_parallel_size": 2,
+        "dtype": "float32",
+        "speculative_config": "off",
+        "enable_eplb": True,
+    }
+
+
 def test_services_are_counted_one_by_one() -> None:
     _, counts = tables_of(parsed("--computes=2", "--routers=3"))
     assert counts == Counts(compute=2, router=3)
