@@ -3,7 +3,7 @@ each is a layer of the model's kind over a map of two norms, of the token's embe
 state. The first sees the model's state before the token, each further one that of the layer before
 it (section 2.2 of DeepSeek's report).
 
-What the norm behind a layer makes is its state, as SGLang and vLLM have it.
+What the norm behind a layer makes is its state, as SGLang has it; vLLM hands on what comes into it.
 
 Shape legend: T tokens, E hidden width, S sampled rows.
 """
