@@ -31,7 +31,7 @@ NUM_EXPERTS, HIDDEN, MAX_TOKENS = 4, 256, 20  # rows of two groups of 128 may be
 DTYPE = torch.bfloat16
 
 
-Kind: TypeAlias = Quantization | Literal["fp8 by 128"] | None
+Kind: TypeAlias = Quantization | Literal["fp8 by 128", "int4 or fp8"] | None
 
 
 def in_codes(weight: Tensor, kind: Kind) -> Weight:
@@ -56,9 +56,9 @@ def mixture(
 
     def maps(num_out: int, num_in: int) -> tuple:
         weights: list[Weight] = []
-        for _ in range(NUM_EXPERTS):
+        for one in ("int4", "fp8") * (NUM_EXPERTS // 2):
             weight = (draw(num_out, num_in) * num_in**-0.5).to(device, DTYPE)
-            weights.append(in_codes(weight, kind))
+            weights.append(in_codes(weight, one if kind == "int4 or fp8" else kind))
         bias_XO = draw(NUM_EXPERTS, num_out).to(device, DTYPE)
         own = [weights[expert] for expert in taken]
         return make.experts(iter(own), len(own), bias_XO[[*taken]])
@@ -81,6 +81,7 @@ NUMS_OF_TOKENS = [1, 2, 4, MAX_TOKENS]
 CASES = [
     *product([False], NUMS_OF_TOKENS, KINDS),
     *crossed([True], NUMS_OF_TOKENS, KINDS),  # which take one way, whatever the number of tokens
+    *product([False], NUMS_OF_TOKENS[1::2], ["int4 or fp8"]),
 ]
 
 

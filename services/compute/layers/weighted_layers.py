@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
+import structlog
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import ConfigError, ModelError
+from common.errors import ConfigError
 from services.compute.kernels.hopper_int4_config import whole_zeros
 from services.compute.kernels.tree_sum import NUM_SEGMENTS
+from services.compute.quantization.at_load import rounded_to_int8
 from services.compute.quantization.packed import Packed, Weight, can_multiply, filled
 
 
@@ -172,7 +175,7 @@ class KernelLinears:
     def experts(
         self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None
     ) -> tuple[AnyLinear]:
-        weight = filled(_multipliable(weights), num_experts)
+        weight = filled(map(_multipliable, weights), num_experts, _rounded)
         bias_O = None if bias_XO is None else bias_XO.flatten()
         if not isinstance(weight, Packed):
             return (Linear(weight, bias_O),)
@@ -190,13 +193,21 @@ def check_segments(num_here: int, num_inputs: int, num_segments: int) -> None:
         )
 
 
-def _multipliable(weights: Iterable[Weight]) -> Iterator[Weight]:
-    """The same ones as they come; ModelError for one that kernels for experts do not multiply."""
-    for weight in weights:
-        if not can_multiply(weight):
-            raise ModelError(
-                "The experts are quantized in groups that are no multiple and no part of 128 "
-                "inputs, or with their inputs in another order (desc_act), which is not supported "
-                "on a GPU; take another checkpoint."
-            )
-        yield weight
+def _multipliable(weight: Weight) -> Weight:
+    """The same, or in 8 bits where kernels for experts do not multiply by it."""
+    return weight if can_multiply(weight) else _rounded(weight)
+
+
+def _rounded(weight: Weight) -> Packed:
+    say_rounded()
+    return rounded_to_int8(weight)
+
+
+@cache  # not for each of thousands of experts
+def say_rounded() -> None:
+    structlog.get_logger().warning(
+        "experts are rounded to 8 bits",
+        why="those of a layer are quantized in different ways, or with inputs in an order of their "
+        "own (desc_act) or groups that are no multiple and no part of 128, which kernels do not "
+        "multiply by; each weight changes by at most 1/254 of the largest of its row",
+    )

@@ -52,12 +52,14 @@ def fp8_of_blocks(weight_OI: Tensor, block: tuple[int, int]) -> Packed:
     return Packed("fp8", codes_OI.to(torch.float8_e4m3fn), scales_OG, inputs_8bit=True)
 
 
-def rounded_to_int8(weight: Packed) -> Packed:
-    """Any packed weight in 8 bits with one scale a row, which bfloat16 can hold.
+def rounded_to_int8(weight: Weight) -> Packed:
+    """Any weight in 8 bits with one scale a row, which bfloat16 can hold.
 
     One that is so already keeps its codes. Of others, each weight changes by at most 1/254 of the
     largest one of its row: less than formats of 4 bits, and mostly than FP8, round by.
     """
+    if isinstance(weight, Tensor):
+        return joined([_int8(weight[rows], torch.bfloat16) for rows in chunks(*weight.shape)])
     is_whole = weight.scales_OG.shape[1] == 1 and weight.order_I is None
     if weight.kind == "int8" and is_whole and weight.zeros_OG is None:
         return replace(weight, scales_OG=weight.scales_OG.bfloat16())

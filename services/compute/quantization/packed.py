@@ -5,7 +5,7 @@ Shape legend: O outputs, I inputs, B bytes of a row of codes, G groups of inputs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd
@@ -13,8 +13,6 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-
-from common.errors import ModelError
 
 Kind: TypeAlias = Literal["fp8", "int8", "int4", "fp4"]
 """What a code is: an E4M3 number, an integer of -128 to 127, one of 0 to 15 that stands for 8 less,
@@ -292,25 +290,35 @@ def joined(parts: Sequence[Packed]) -> Packed:
     )
 
 
-def filled(parts: Iterable[Weight], count: int) -> Weight:
+def filled(parts: Iterable[Weight], count: int, in_common: Callable[[Weight], Packed]) -> Weight:
     """So many weights of one shape, their rows on top of one another, in memory that is made once.
 
-    Raises ModelError where they differ in more than zeros and the dtype of scales.
+    From the first on that differs in more than zeros and the dtype of scales, `in_common` makes
+    all of them of one kind, also those before it.
     """
     whole: Weight | None = None
+    differ = False
     for number, part in enumerate(parts):
-        if whole is None:
-            whole = _room(part, count)
+        part = in_common(part) if differ else part
+        whole = _room(part, count) if whole is None else whole
         rows = slice(number * part.shape[0], (number + 1) * part.shape[0])
-        if isinstance(whole, Packed) and isinstance(part, Packed):
-            whole = _put(whole, rows, part)
-        elif isinstance(whole, Tensor) and isinstance(part, Tensor):
-            whole[rows] = part
-        else:
-            raise _differ()
+        if not _is_room_for(whole, part):
+            before = slice(rows.start)
+            done = whole.rows(before) if isinstance(whole, Packed) else whole[before]
+            differ, part = True, in_common(part)
+            whole = _put(_room(part, count), before, in_common(done))
+        whole = _put(whole, rows, part)
     if whole is None:
         raise ValueError("of no weights there is no stack")
     return whole
+
+
+def _is_room_for(whole: Weight, part: Weight) -> bool:
+    if isinstance(whole, Tensor) or isinstance(part, Tensor):
+        return isinstance(whole, Tensor) and isinstance(part, Tensor)
+    is_alike = (part.kind, part.num_inputs) == (whole.kind, whole.num_inputs)
+    is_alike &= part.scales_OG.shape[1] in (1, whole.scales_OG.shape[1])  # one is all groups'
+    return is_alike and _is_same(part.order_I, whole.order_I)
 
 
 def _room(part: Weight, count: int) -> Weight:
@@ -329,11 +337,12 @@ def _times(part: Tensor, count: int) -> Tensor:
     return part.new_empty(count * len(part), *part.shape[1:])
 
 
-def _put(whole: Packed, rows: slice, part: Packed) -> Packed:
-    is_alike = (part.kind, part.num_inputs) == (whole.kind, whole.num_inputs)
-    is_alike &= part.scales_OG.shape[1] in (1, whole.scales_OG.shape[1])  # one is all groups'
-    if not is_alike or not _is_same(part.order_I, whole.order_I):
-        raise _differ()
+def _put(whole: Weight, rows: slice, part: Weight) -> Weight:
+    if isinstance(whole, Tensor):
+        assert isinstance(part, Tensor)
+        whole[rows] = part
+        return whole
+    assert isinstance(part, Packed)
     if whole.scales_OG.dtype != part.scales_OG.dtype:
         zeros_OG = None if whole.zeros_OG is None else whole.zeros_OG.float()
         whole = replace(whole, scales_OG=whole.scales_OG.float(), zeros_OG=zeros_OG)
@@ -344,10 +353,3 @@ def _put(whole: Packed, rows: slice, part: Packed) -> Packed:
     if whole.zeros_OG is not None:
         whole.zeros_OG[rows] = 0 if part.zeros_OG is None else part.zeros_OG
     return replace(whole, inputs_8bit=whole.inputs_8bit and part.inputs_8bit)
-
-
-def _differ() -> ModelError:
-    return ModelError(
-        "The experts of a layer are quantized in different ways, or with their inputs in different "
-        "orders (GPTQ's desc_act), which is not supported on a GPU; take another checkpoint."
-    )

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import structlog
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from common.errors import ConfigError, ModelError
+from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.layers.parts import Experts, SerialLayer
-from services.compute.layers.weighted_layers import KernelLinears, QuantizedLinear
-from services.compute.quantization.at_load import Quantization, quantized
+from services.compute.layers.weighted_layers import KernelLinears, QuantizedLinear, say_rounded
+from services.compute.quantization.at_load import Quantization, quantized, rounded_to_int8
 from services.compute.quantization.packed import Packed
 from services.compute.runner.model_loader import ModelLoader
 from tests.unit.compute.cpu_runners import load_on_cpu
@@ -154,11 +155,29 @@ def test_experts_of_a_quantized_folder_are_stacked_as_they_are(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", IN_ORDERS)
-def test_experts_with_inputs_in_another_order_are_for_the_cpu(name: str, tmp_path: Path) -> None:
+def test_experts_with_inputs_in_another_order_have_8_bits_in_kernels(
+    name: str, tmp_path: Path
+) -> None:
     folder = save_model(make_model("qwen3_moe", **EXPERTS), tmp_path / "dense")
     dense = quantize_folder(folder, tmp_path, FORMS[name], ROUTERS)
-    with pytest.raises(ModelError, match="desc_act"):
-        ModelLoader.read(tmp_path, SETTINGS, CPU).decoder(KernelLinears(torch.float32, False))
+    say_rounded.cache_clear()
+    with structlog.testing.capture_logs() as lines:
+        loader = ModelLoader.read(tmp_path, SETTINGS, CPU)
+        decoder = loader.decoder(KernelLinears(torch.float32, False))
+    assert [line["event"] for line in lines] == ["experts are rounded to 8 bits"]
+    (down,) = decoder.layers[0].feed_forward.part.down
+    assert isinstance(down, QuantizedLinear) and down.weight.kind == "int8"
+    parts = [dense[f"model.layers.0.mlp.experts.{x}.down_proj.weight"] for x in range(6)]
+    exact = torch.cat([rounded_to_int8(part).dense(torch.float32) for part in parts])
+    torch.testing.assert_close(down.weight.dense(torch.float32), exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", IN_ORDERS)
+def test_experts_with_inputs_in_another_order_are_as_they_are_on_the_cpu(
+    name: str, tmp_path: Path
+) -> None:
+    folder = save_model(make_model("qwen3_moe", **EXPERTS), tmp_path / "dense")
+    dense = quantize_folder(folder, tmp_path, FORMS[name], ROUTERS)
     save_file(dense, folder / "model.safetensors", metadata={"format": "pt"})
     assert served(tmp_path) == served(folder)
 
