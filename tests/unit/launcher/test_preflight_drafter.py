@@ -32,6 +32,7 @@ def plan_of(config: str, **compute: Any) -> Plan:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "tokenizer.json").write_text("{}")
     return tmp_path
 
 
