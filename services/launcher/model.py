@@ -20,7 +20,7 @@ from common.model_folder import DOWNLOAD_PATTERNS, read_json
 IGNORED = ("consolidated*", "original/*", "*/*.safetensors")
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 KINDS = {kind.name: kind for kind in TYPES.values()}
 MAX_HEADER_BYTES = 100 << 20  # as the format itself bounds it
 
@@ -134,6 +134,9 @@ def weight_bytes(folder: Path, item_bytes: int) -> int:
     cut short. Of a GGUF file, which was seen to be whole, it is the least that they take.
     """
     if isinstance(tensors := read_json(folder, GGUF_INDEX_NAME).get("tensors"), dict):
+        embedding = tensors.get(EMBEDDING)
+        if item_bytes <= 2 and embedding and KINDS[embedding["type"]].block_size > 1:
+            tensors.setdefault(HEAD, embedding)  # its blocks are read once more, for the head
         return sum(_least_bytes(name, each, item_bytes) for name, each in tensors.items())
     return item_bytes * sum(_num_weights(folder / name) for name in _files(folder))
 

@@ -147,19 +147,22 @@ class CompiledLinears(CpuLinears):
         self._compiles = dtype == torch.bfloat16 and num_threads() == torch.get_num_threads()
         self._side = Side()
 
-    def __call__(self, weight: Weight, bias_O: Tensor | None) -> LinearMap:
+    def __call__(
+        self, weight: Weight, bias_O: Tensor | None, dense_OI: Tensor | None = None
+    ) -> LinearMap:
         if not self._compiles:
-            return super().__call__(weight, bias_O)
+            return super().__call__(weight, bias_O, dense_OI)
         put = self._side.put
         if isinstance(weight, Packed) and self._has_halves(weight):
             few = FewRows(multiply_halves, word_parts(weight, put), weight.shape, bias_O)
             if not self._keep_dense:
                 return few
-            more = self._dense(weight.dense(self._dtype), bias_O)
+            more = self._dense_of(weight, bias_O, dense_OI)
             return ByRows(few, more, self._most_few(FEW_ROWS_INT4))
         if not isinstance(weight, Packed):
             return self._of_numbers(weight, bias_O)
-        linear, shape = super().__call__(weight, bias_O), (weight.shape[0], weight.shape[1])
+        linear = super().__call__(weight, bias_O, dense_OI)
+        shape = weight.shape[0], weight.shape[1]
         if isinstance(linear, Int8Linear):
             worker = multiply_codes if shape[1] % LANES or not HAS_DOTS else multiply_bytes
             linear.codes_OI = put(linear.codes_OI)
@@ -169,9 +172,10 @@ class CompiledLinears(CpuLinears):
         return linear
 
     def _of_numbers(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
-        if not self._keep_dense and not self._widens:
+        if self._keep_dense:
+            weight_OI = self._side.put(weight_OI)
+        elif not self._widens:
             return self._dense(weight_OI, bias_O)  # it has the weight in an order of its own
-        weight_OI = self._side.put(weight_OI)
         num_out, num_in = weight_OI.shape
         has_vectors = HAS_DOTS and not num_in % NUMBERS
         worker = multiply_vectors if has_vectors else multiply_numbers

@@ -166,18 +166,20 @@ class CpuLinears:
         has_vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
         self._has_int4 = dtype == torch.bfloat16 and has_vectors and works(_int4, dtype)
 
-    def __call__(self, weight: Weight, bias_O: Tensor | None) -> LinearMap:
+    def __call__(
+        self, weight: Weight, bias_O: Tensor | None, dense_OI: Tensor | None = None
+    ) -> LinearMap:
         if not isinstance(weight, Packed):
             return self._dense(weight, bias_O)
         if self._has_int4 and Int4Linear.takes(weight):
             many_rows = None
             if self._keep_dense:
-                many_rows = self._dense(weight.dense(self._dtype), bias_O)
+                many_rows = self._dense_of(weight, bias_O, dense_OI)
             return Int4Linear(weight, bias_O, many_rows)
         if self._has_int8:
             rounded = rounded_to_int8(weight)
             return Int8Linear(rounded, bias_O, self._many_rows_of_codes(rounded, bias_O))
-        return self._dense(weight.dense(self._dtype), bias_O)
+        return self._dense_of(weight, bias_O, dense_OI)
 
     def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> LinearMap:
         return self(weight, bias_O)
@@ -191,6 +193,11 @@ class CpuLinears:
     ) -> tuple[LinearMap, ...]:
         biases: Sequence[Tensor | None] = [None] * num_experts if bias_XO is None else [*bias_XO]
         return tuple(map(self, weights, biases))
+
+    def _dense_of(
+        self, weight: Packed, bias_O: Tensor | None, dense_OI: Tensor | None
+    ) -> LinearMap:
+        return self._dense(weight.dense(self._dtype) if dense_OI is None else dense_OI, bias_O)
 
     def _dense(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
         if self._widens:

@@ -125,7 +125,11 @@ M = TypeVar("M", covariant=True)
 class LinearMaker(Protocol[M]):
     """Makes the linear maps of a device, of weights that may be quantized."""
 
-    def __call__(self, weight: Weight, bias_O: Tensor | None, /) -> M: ...
+    def __call__(
+        self, weight: Weight, bias_O: Tensor | None, dense_OI: Tensor | None = None, /
+    ) -> M:
+        """`dense_OI`: the numbers of a weight in codes, where the model has them anyway."""
+        ...
 
     def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> M:
         """A map whose results are added up: it has its share of so many inputs."""
@@ -152,11 +156,15 @@ class KernelLinears:
     keeps_dense: bool  # beside packed weights that many rows are not multiplied with as they are
     num_segments: int = 0  # of a rank's share of a sum; 0: sums are not made of segments
 
-    def __call__(self, weight: Weight, bias_O: Tensor | None) -> AnyLinear:
+    def __call__(
+        self, weight: Weight, bias_O: Tensor | None, dense_OI: Tensor | None = None
+    ) -> AnyLinear:
         if not isinstance(weight, Packed):
             return Linear(weight, bias_O)
-        has_dense = self.keeps_dense and not weight.inputs_8bit
-        dense_OI = weight.dense(self.dtype) if has_dense else None
+        if weight.inputs_8bit or self.num_segments:  # by which rows depend on their number
+            dense_OI = None
+        elif dense_OI is None and self.keeps_dense:
+            dense_OI = weight.dense(self.dtype)
         adjacent = weight.with_adjacent_rows()
         return QuantizedLinear(adjacent, bias_O, dense_OI, whole_zeros(adjacent))
 

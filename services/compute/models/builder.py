@@ -169,8 +169,8 @@ class Builder(Generic[L]):
         """The numbers [rows, columns] of a map that is not multiplied by as it stands."""
         return self._weights.numbers(name, (rows, columns))
 
-    def _add(self, weight: Weight, bias: Tensor | None) -> L:
-        linear = self._make_linear(weight, bias)
+    def _add(self, weight: Weight, bias: Tensor | None, dense: Tensor | None = None) -> L:
+        linear = self._make_linear(weight, bias, dense)
         self._linears.append(linear)
         return linear
 

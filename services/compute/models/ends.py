@@ -61,8 +61,11 @@ class Ends:
         none_0E = torch.empty((0, self._size[1]), dtype=weights.dtype, device=weights.device)
         return Embedding(none_0E, scale)
 
-    def head(self, embedding: Embedding, has_bias: bool) -> tuple[Weight, Tensor | None] | None:
-        """Its weight and bias; None where it is another stage's, or missing and not needed."""
+    def head(
+        self, embedding: Embedding, has_bias: bool
+    ) -> tuple[Weight, Tensor | None, Tensor | None] | None:
+        """Its weight, its bias, and its numbers where the embedding has them; None where it is
+        another stage's, or missing and not needed."""
         weights, name = self.weights, self.names.head
         if not self.shard.is_last:
             weights.skip(f"{name}.")
@@ -72,9 +75,10 @@ class Ends:
         part, bias_V = self.shard.part(self._size[0]), None
         if has_bias:
             bias_V = weights.stack([f"{name}.bias"], self._size[:1])[part.start : part.stop]
+        cut = UNCUT if len(part) == self._size[0] else Cut(torch.tensor(part))
         if self.shape.tie_word_embeddings:
             weights.skip(f"{name}.")
-            rows = embedding.weight_VE[part.start : part.stop]
-            return weights.tied_head(rows), bias_V
-        cut = UNCUT if len(part) == self._size[0] else Cut(torch.tensor(part))
-        return weights.head(name, self._size, cut), bias_V
+            rows_VE = embedding.weight_VE[part.start : part.stop]
+            head = weights.tied_head(self.names.embedding, self._size, cut, rows_VE)
+            return head, bias_V, rows_VE
+        return weights.head(name, self._size, cut), bias_V, None

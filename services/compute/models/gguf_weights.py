@@ -108,8 +108,9 @@ class GgufFiles:
                 f"{self._folder}: tensor {name} is {list(source.shape)}, the GGUF file's fields "
                 f"make it {list(shape)}."
             )
-        self._left.discard(name)
-        self._progress.advance(source.rows.nbytes)
+        if name in self._left:  # an embedding is read once more where it is the head
+            self._left.discard(name)
+            self._progress.advance(source.rows.nbytes)
         return source
 
     def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:

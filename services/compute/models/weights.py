@@ -55,8 +55,8 @@ class WeightSource(Protocol):
         """The weight of the module that makes logits."""
         ...
 
-    def tied_head(self, embedding_VE: Tensor) -> Weight:
-        """The same where it is the embedding's table, or rows of it."""
+    def tied_head(self, name: str, shape: tuple[int, int], cut: Cut, rows_VE: Tensor) -> Weight:
+        """The same where it is the embedding of this name, of which the cut takes these rows."""
         ...
 
     def has(self, name: str) -> bool:
@@ -114,8 +114,8 @@ class DummyWeights:
     def head(self, name: str, shape: tuple[int, int], cut: Cut = UNCUT) -> Tensor:
         return cut.of_numbers(self.take(name, shape))
 
-    def tied_head(self, embedding_VE: Tensor) -> Tensor:
-        return embedding_VE
+    def tied_head(self, name: str, shape: tuple[int, int], cut: Cut, rows_VE: Tensor) -> Tensor:
+        return rows_VE
 
     def has(self, name: str) -> bool:
         return True
@@ -194,8 +194,8 @@ class QuantizedAtLoad:
     def head(self, name: str, shape: tuple[int, int], cut: Cut = UNCUT) -> Weight:
         return self._in_8_bits(self._source.head(name, shape, cut))
 
-    def tied_head(self, embedding_VE: Tensor) -> Weight:
-        return self._in_8_bits(self._source.tied_head(embedding_VE))
+    def tied_head(self, name: str, shape: tuple[int, int], cut: Cut, rows_VE: Tensor) -> Weight:
+        return self._in_8_bits(self._source.tied_head(name, shape, cut, rows_VE))
 
     def has(self, name: str) -> bool:
         return self._source.has(name)
@@ -291,8 +291,9 @@ class CheckpointWeights:
     def head(self, name: str, shape: tuple[int, int], cut: Cut = UNCUT) -> Weight:
         return self.linear([name], shape[:1], shape[1], cut)
 
-    def tied_head(self, embedding_VE: Tensor) -> Tensor:
-        return embedding_VE
+    def tied_head(self, name: str, shape: tuple[int, int], cut: Cut, rows_VE: Tensor) -> Weight:
+        packed = self._checkpoint.packed(name, shape)
+        return rows_VE if packed is None else cut.of(packed, self.dtype)
 
     def has(self, name: str) -> bool:
         return self._checkpoint.has_module(name)

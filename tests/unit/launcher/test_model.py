@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -136,6 +137,16 @@ def test_a_gguf_file_is_served_from_a_folder_made_of_it(
     assert model.served_name == ("tiny-Q8_0",)
     assert Path(model.path).is_relative_to(tmp_path / "cache")
     assert weight_bytes(Path(model.path), 4) == weight_bytes(folder, 4)
+
+
+@pytest.mark.parametrize(("kind", "of_head"), [("F16", 0), ("Q8_0", 256 * 64 // 32 * 34)])
+def test_the_blocks_of_a_gguf_embedding_count_for_a_tied_head_too(
+    kind: str, of_head: int, tmp_path: Path
+) -> None:
+    tensors = {"model.embed_tokens.weight": {"type": kind, "shape": [256, 64]}}
+    (tmp_path / "model.gguf.index.json").write_text(json.dumps({"tensors": tensors}))
+    assert weight_bytes(tmp_path, 2) == 2 * 256 * 64 + of_head
+    assert weight_bytes(tmp_path, 4) == 4 * 256 * 64
 
 
 def test_gguf_files_that_are_not_named_get_a_sentence_of_their_own(

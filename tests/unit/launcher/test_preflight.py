@@ -151,8 +151,8 @@ def test_of_a_head_its_files_count(tmp_path: Path) -> None:
 def test_blocks_of_a_gguf_file_stay_small_but_in_float32(
     kind: str, size: float, tmp_path: Path
 ) -> None:
-    shapes = {"model.embed_tokens": [131072, 4096], "model.layers.0.mlp.up_proj": [8_388_608, 4096]}
-    tensors = {f"{name}.weight": {"type": kind, "shape": each} for name, each in shapes.items()}
+    sizes = {"model.embed_tokens": 131072, "lm_head": 1, "model.layers.0.mlp.up_proj": 8_388_607}
+    tensors = {f"{name}.weight": {"type": kind, "shape": [n, 4096]} for name, n in sizes.items()}
     folder_of(tmp_path)
     (tmp_path / INDEX_NAME).write_text(json.dumps({"tensors": tensors}))
     assert f"its weights take {size} GiB as bfloat16" in refused(plan_of(), tmp_path, PC)

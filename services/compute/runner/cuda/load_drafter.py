@@ -55,8 +55,10 @@ class _KeptLinears(KernelLinears):
 
     made: list[AnyLinear] = field(default_factory=list)
 
-    def __call__(self, weight: Weight, bias_O: torch.Tensor | None) -> AnyLinear:
-        self.made.append(linear := KernelLinears.__call__(self, weight, bias_O))
+    def __call__(
+        self, weight: Weight, bias_O: torch.Tensor | None, dense_OI: torch.Tensor | None = None
+    ) -> AnyLinear:
+        self.made.append(linear := KernelLinears.__call__(self, weight, bias_O, dense_OI))
         return linear
 
     def summed(self, weight: Weight, bias_O: torch.Tensor | None, num_inputs: int) -> AnyLinear:

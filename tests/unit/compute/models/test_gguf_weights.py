@@ -127,7 +127,7 @@ class DenseLinears:
 
     dtype: torch.dtype
 
-    def __call__(self, weight: Weight, bias: Tensor | None) -> Linear:
+    def __call__(self, weight: Weight, bias: Tensor | None, *numbers: Tensor | None) -> Linear:
         return Linear(weight.dense(self.dtype) if isinstance(weight, Packed) else weight, bias)
 
     def summed(self, weight: Weight, bias: Tensor | None, num_inputs: int) -> Linear:
