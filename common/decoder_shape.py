@@ -14,6 +14,7 @@ from common.errors import ModelError
 from common.expert_shape import ExpertShape, read_experts
 from common.latent_shape import LatentShape, read_latent
 from common.quantization import read_quantization
+from common.sizes import count, num_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +175,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 OLDER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Of architectures, in files that came before transformers' own code."""
 
-# Several times what any model has: beyond it a file is damaged, or made to exhaust a machine.
-_LARGEST = {
-    "vocab_size": 1 << 23,
-    "eos_token_id": 1 << 23,
-    "hidden_size": 1 << 18,
-    "intermediate_size": 1 << 20,
-    "num_hidden_layers": 1 << 11,
-    "num_attention_heads": 1 << 13,
-    "num_key_value_heads": 1 << 13,
-    "head_dim": 1 << 13,
-    "max_position_embeddings": 1 << 25,
-}
 _POSITION_BYTES = 12  # of a rotary table's element while it is made: angle, cosine, sine
 
 
@@ -311,11 +300,11 @@ def language_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
     """Read the sizes of a supported model; ModelError names the one that cannot be."""
     family, raw = ARCHITECTURES[family_of(raw)], language_fields(raw)
-    num_heads = _count(raw, "num_attention_heads")
-    hidden_size = _count(raw, "hidden_size")
+    num_heads = count(raw, "num_attention_heads")
+    hidden_size = count(raw, "hidden_size")
     latent = read_latent(raw) if family.has_latents else None
-    head_dim = _count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads))
-    num_kv_heads = _count(raw, "num_key_value_heads", num_heads)
+    head_dim = count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads))
+    num_kv_heads = count(raw, "num_key_value_heads", num_heads)
     if latent is not None:
         head_dim, num_kv_heads = latent.rope_dim, 1
     if num_heads % num_kv_heads:
@@ -323,59 +312,18 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
             f"config.json: num_attention_heads {num_heads} is not a multiple of "
             f"num_key_value_heads {num_kv_heads}."
         )
-    num_layers = _count(raw, "num_hidden_layers")
+    num_layers = count(raw, "num_hidden_layers")
     return DecoderShape(
-        vocab_size=_count(raw, "vocab_size"),
+        vocab_size=count(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_count(raw, "intermediate_size_mlp", _count(raw, "intermediate_size")),
+        intermediate_size=count(raw, "intermediate_size_mlp", count(raw, "intermediate_size")),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=_num_positions(raw),
+        max_position_embeddings=num_positions(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tied)),
         gated=family.gated,
         experts=read_experts(raw, num_layers) if family.has_experts else None,
         latent=latent,
     )
-
-
-def _num_positions(raw: Mapping[str, Any]) -> int:
-    """Return how many positions there are: with YaRN as many times the original ones as it says,
-    for which models leave max_position_embeddings as it was (Qwen2.5)."""
-    positions = _count(raw, "max_position_embeddings", 2048)
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling")
-    if isinstance(scaling, Mapping):  # transformers 5 may have one for each type of layer
-        scaling = scaling.get("full_attention") or scaling
-    if not isinstance(scaling, Mapping) or "long_factor" in scaling:
-        return positions
-    if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
-        return positions
-    name = "original_max_position_embeddings"
-    original, factor = raw.get(name) or scaling.get(name) or positions, scaling.get("factor")
-    if not isinstance(original, int | float) or not isinstance(factor, int | float):
-        return positions  # what reads the rotation refuses it
-    most = _LARGEST["max_position_embeddings"]
-    stretched = min(min(original, most) * min(factor, most), most)
-    return int(stretched) if stretched > positions else positions
-
-
-def _count(raw: Mapping[str, Any], name: str, default: int = 0) -> int:
-    value = raw.get(name) or default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(
-            f"config.json: {name} must be a positive integer, not {str(raw.get(name))[:40]!r}."
-        )
-    check_sizes({name: value})
-    return value
-
-
-def check_sizes(raw: Mapping[str, Any]) -> None:
-    """Raise ModelError if a size in config.json is beyond any model's."""
-    for name, largest in _LARGEST.items():
-        value = raw.get(name)
-        if isinstance(value, int | float) and value > largest:
-            raise ModelError(
-                f"config.json: {name} is {str(value)[:24]}, and no model has more than "
-                f"{largest}; is the file damaged?"
-            )

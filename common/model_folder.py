@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from common.decoder_shape import check_sizes
 from common.errors import ModelError
 from common.gguf.file import is_gguf
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.gguf.folder import folder_of
 from common.messages.control import Matryoshka, ModelCard
+from common.sizes import check_sizes
 from common.tiktoken_ranks import RANKED_KINDS
 
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken")

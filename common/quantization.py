@@ -61,6 +61,15 @@ def check_at_load(config: QuantizationConfig | None, wanted: str) -> None:
         )
 
 
+def has_fp8_cache(raw: Mapping[str, Any]) -> bool:
+    """Whether config.json says that keys and values are cached in FP8."""
+    config = _table(raw)
+    of_modelopt = config.get("quantization") or config
+    scheme = config.get("kv_cache_scheme") or {}
+    is_float8 = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    return is_float8 or str(of_modelopt.get("kv_cache_quant_algo")).upper() == "FP8"
+
+
 def _table(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     found = raw.get("quantization_config") or raw.get("compression_config") or {}
     if not isinstance(found, Mapping):

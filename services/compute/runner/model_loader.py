@@ -43,6 +43,7 @@ from services.compute.quantization.at_load import Quantization
 from services.compute.quantization.config import format_of
 from services.compute.runner.expert_placement import expert_placement
 from services.compute.runner.head_folder import HeadFolder, read_head
+from services.compute.runner.notices import log_notices
 from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
 
@@ -113,6 +114,8 @@ class ModelLoader:
         config, pooling = read_config(raw), model_pooling(folder, raw)
         dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
         check_at_load(quantization, settings.quantization)
+        if not ranks.rank:
+            log_notices(raw, settings)
         placement = expert_placement(settings, config.shape.experts, ranks)
         about = config, pooling, dtype, quantization
         loader = ModelLoader(folder, settings, device, *about, ranks, placement, stages)

@@ -11,7 +11,12 @@ import pytest
 
 from common.errors import ModelError
 from common.model_folder import read_model_config, revision_of
-from common.quantization import QuantizationConfig, quant_method, read_quantization
+from common.quantization import (
+    QuantizationConfig,
+    has_fp8_cache,
+    quant_method,
+    read_quantization,
+)
 
 FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 128]}
 INT4_WEIGHTS = {"num_bits": 4, "type": "int", "group_size": 128, "actorder": "weight"}
@@ -133,6 +138,23 @@ def groups_of(*groups: tuple[dict[str, Any], dict[str, Any] | None]) -> dict[str
 def test_whether_inputs_may_be_rounded_is_read(config: dict[str, Any], expected: set[str]) -> None:
     found = read(config)
     assert found is not None and found.inputs_8bit == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (compressed(kv_cache_scheme={"num_bits": 8, "type": "float", "dynamic": False}), True),
+        (compressed(kv_cache_scheme={"num_bits": 8, "type": "int"}), False),
+        (compressed(kv_cache_scheme=None), False),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, True),
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, True),
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": None}}, False),
+        ({"quant_method": "fp8"}, False),
+        ({}, False),
+    ],
+)
+def test_whether_it_is_for_a_cache_in_fp8_is_read(config: dict[str, Any], expected: bool) -> None:
+    assert has_fp8_cache({"quantization_config": config}) == expected
 
 
 def test_old_files_of_compressed_tensors_have_another_name_for_it() -> None:

@@ -1,4 +1,4 @@
-"""What config.json says of positions."""
+"""What config.json says of sizes, and of positions above all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from common.decoder_shape import read_shape
+from common.errors import ModelError
 
 QWEN25 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -53,3 +54,25 @@ def test_positions_are_read_as_rotation_is() -> None:
     outside = {**QWEN25, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
     outside["original_max_position_embeddings"] = 20000
     assert read_shape(outside).max_position_embeddings == 40000
+
+
+@pytest.mark.parametrize(
+    ("said", "positions"),
+    [
+        ({"chunk_size": 262144, "original_max_position_embeddings": 262144}, 262144),
+        ({"chunk_size": 131072, "local_size": 8192}, 131072),
+        ({"chunk_size": 2_000_000}, 1_010_000),
+        (None, 1_010_000),
+    ],
+)
+def test_texts_end_where_dual_chunk_attention_would_begin_to_matter(
+    said: dict[str, int] | None, positions: int
+) -> None:
+    raw = {**QWEN25, "max_position_embeddings": 1_010_000, "dual_chunk_attention_config": said}
+    assert read_shape(raw).max_position_embeddings == positions
+
+
+@pytest.mark.parametrize("said", [True, {"chunk_size": "large"}, {"local_size": 8192}])
+def test_dual_chunk_attention_that_makes_no_sense_is_refused(said: Any) -> None:
+    with pytest.raises(ModelError, match=r"dual_chunk_attention_config|positive integer"):
+        read_shape({**QWEN25, "dual_chunk_attention_config": said})
