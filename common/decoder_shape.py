@@ -50,6 +50,18 @@ _GPT_OSS_DEFAULTS = {
     },
 }
 
+_MINISTRAL3_DEFAULTS = {
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16_384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
 _LLAMA4_DEFAULTS = {
     "intermediate_size_mlp": 16_384,
     "num_shared_expert": 1,
@@ -62,6 +74,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "MistralForCausalLM": Architecture("mistral", "Mistral 7B and its dense successors"),
     "MinistralForCausalLM": Architecture("ministral", "Ministral 8B"),
+    "Mistral3ForConditionalGeneration": Architecture(
+        "mistral3",
+        "Mistral Small 3.1, 3.2; Ministral 3; their text",
+        has_images=True,
+    ),
+    "Ministral3ForCausalLM": Architecture(
+        "ministral3", "Ministral 3, text", head_dim=128, defaults=_MINISTRAL3_DEFAULTS
+    ),
     "Qwen2ForCausalLM": Architecture("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1 distills"),
     "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3, dense", head_dim=128),
     "Llama4ForCausalLM": Architecture(

@@ -45,6 +45,7 @@ ARCHITECTURES = {
     "Llama4ForCausalLM": "llama4",
     "LlamaForCausalLM": "llama",
     "MiniMaxM2ForCausalLM": "minimax-m2",
+    "Ministral3ForCausalLM": "mistral3",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
     "NemotronForCausalLM": "nemotron",
@@ -61,7 +62,7 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
 }
-PAIRED = ("arcee", "granite", "granitemoe", "internlm2", "llama", "smollm3")
+PAIRED = ("arcee", "granite", "granitemoe", "internlm2", "llama", "mistral3", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 SIGMOIDS = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
@@ -205,7 +206,10 @@ def _add_rope(writer: gguf.GGUFWriter, raw: Mapping[str, Any], head_dim: int) ->
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(rope["factor"])
     if "mscale_all_dim" in rope:
-        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+        share = 1.0 if writer.arch == "mistral3" else 0.1
+        writer.add_rope_scaling_yarn_log_mul(share * rope["mscale_all_dim"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if kind in ("longrope", "yarn"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if kind == "longrope":

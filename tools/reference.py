@@ -23,6 +23,7 @@ from common.pre_tokenizers import PRE_TOKENIZERS
 from common.tiktoken_ranks import RANKED_KINDS
 from services.cli import command_of
 from services.compute.models.families import FAMILIES
+from services.compute.models.family import REFUSED
 from services.launcher.plan import SETTINGS, toml_value
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -72,7 +73,9 @@ older `rope_theta`, `rope_scaling`, `partial_rotary_factor` and `rotary_dim`. Sc
 `default`, `linear`, `dynamic`, `llama3`, `yarn` or `longrope`; the stretched form is used for all
 texts if the server's `max_model_len` is beyond the length that the model was first trained on. The
 fields below are read beside them; a value that is not supported is refused by its field's name when
-the server starts. Other fields are passed over.
+the server starts. Other fields are passed over, but for {refused}, which are refused where they
+are set in a family without them. Of models with `dual_chunk_attention_config` (Qwen's of 1M) texts
+end at its `original_max_position_embeddings`, up to which it changes nothing; the log says so.
 
 """
 GGUF_FILES = """
@@ -159,7 +162,7 @@ def supported_models() -> str:
         + table_text(("`tokenizer_class`", "file", "models"), ranked)
         + BY_ARCHITECTURE
         + table_text(("architecture", "`model_type`", "models"), architectures)
-        + FIELDS
+        + FIELDS.format(refused=codes(REFUSED))
         + table_text(("architecture", "fields"), fields)
         + GGUF_FILES
         + table_text(("in GGUF files", "architecture"), sorted(files))

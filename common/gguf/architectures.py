@@ -89,6 +89,7 @@ class GgufArchitecture:
     longrope_magnitude: float = 0.0  # of cosines and sines, where files have another one
     gating: int = SOFTMAX  # what makes scores of a router's logits
     has_latents: bool = False
+    has_temperature: bool = False  # queries may grow with their positions
     fields: Mapping[str, Any] = field(default_factory=dict)  # that llama.cpp has in its code
     defaults: Mapping[str, Any] = field(default_factory=dict)  # for those that a file leaves out
     by_experts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class GgufArchitecture:
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("LlamaForCausalLM", pairs=True),
+    "mistral3": GgufArchitecture("Ministral3ForCausalLM", pairs=True, has_temperature=True),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
     "qwen2moe": GgufArchitecture(

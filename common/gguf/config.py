@@ -55,11 +55,11 @@ _FIELDS = {
     "leading_dense_block_count": ("first_k_dense_replace",),
     "interleave_moe_layer_step": ("interleave_moe_layer_step",),
 }
-_NEXTN = "nextn_predict_layers"
+_NEXTN, _TEMPERATURE = "nextn_predict_layers", "attention.temperature_scale"
 _REFUSED = {
     "rope.dimension_sections": "positions of images (M-RoPE)",
     _NEXTN: "layers that predict several tokens",
-    "attention.temperature_scale": "scores that grow with positions",
+    _TEMPERATURE: "scores that grow with positions",
     "attention.temperature_length": "scores that grow with positions",
     "swiglu_clamp_exp": "limits of what experts compute",
     "swiglu_clamp_shexp": "limits of what experts compute",
@@ -87,6 +87,8 @@ class GgufConfig:
             self._architecture = self._mixture()
         for key, what in _REFUSED.items():
             if key == _NEXTN and self._architecture.has_nextn:
+                continue
+            if key == _TEMPERATURE and self._architecture.has_temperature:
                 continue
             value = model.metadata.get(f"{self._name}.{key}")
             if any(value) if isinstance(value, list) else value:
@@ -305,8 +307,9 @@ class GgufConfig:
             "rope_theta": self._value("rope.freq_base") or 10000.0,
             "rotary_dim": self._value("rope.dimension_count") or self._head_dim,
         }
-        scaling = self._scaling()
-        return fields | ({"rope_scaling": scaling} if scaling else {})
+        if self._architecture.has_temperature:
+            fields["llama_4_scaling_beta"] = self._value(_TEMPERATURE, 0.0)
+        return fields | {"rope_scaling": self._scaling() or None}
 
     def _scaling(self) -> dict[str, Any]:
         kind = self._value("rope.scaling.type", "none")
@@ -337,6 +340,8 @@ class GgufConfig:
             weight = self._value("rope.scaling.yarn_log_multiplier")
             if weight and self._architecture.has_latents:  # of both magnitudes, a tenth of it
                 given |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * weight, 6))
+            if weight and self._architecture.has_temperature:  # the same, as it is
+                given |= dict.fromkeys(("mscale", "mscale_all_dim"), weight)
             return {"rope_type": "yarn", "factor": factor, **of_type, **given}
         if kind in ("none", "linear"):
             return {"rope_type": "linear", "factor": factor} if (factor or 1.0) != 1.0 else {}

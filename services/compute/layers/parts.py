@@ -140,10 +140,11 @@ class Temperature:
 
     floor: int
     strength: float
+    first: int = 1  # the number of the first position: 0 of Ministral 3
 
     def at(self, positions_T: Tensor) -> Tensor:
         """What queries at these positions are multiplied by, in float32."""
-        floors_T = torch.floor((positions_T.float() + 1.0) / self.floor)
+        floors_T = torch.floor((positions_T.float() + self.first) / self.floor)
         return torch.log1p(floors_T) * self.strength + 1.0
 
 

@@ -230,8 +230,6 @@ def read_rope(
     elif has_window and not family.scales_windows:
         base = raw.get("rope_local_base_freq") or family.window_theta
         values = {"rope_theta": base or values.get("rope_theta")}
-    if values.get("llama_4_scaling_beta"):
-        raise ModelError("config.json: llama_4_scaling_beta is not supported.")
     theta = _above({"rope_theta": values.get("rope_theta") or theta}, "rope_theta", 1.0)
     rotary_dim = _rotary_dim(values, raw, head_dim, family.partial_rotary_factor)
     kind = str(values.get("rope_type") or values.get("type") or "default")

@@ -28,6 +28,12 @@ class TopNames:
 
 
 LLAMA_NAMES = TopNames()
+NAMES_BESIDE_IMAGES = TopNames(
+    embedding="language_model.model.embed_tokens",
+    layers="language_model.model.layers",
+    norm="language_model.model.norm",
+    head="language_model.lm_head",
+)
 
 
 @dataclass(frozen=True, slots=True)

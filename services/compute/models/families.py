@@ -28,7 +28,14 @@ from services.compute.models.gpt_oss import GPT_OSS
 from services.compute.models.granite import GRANITE, GRANITE_MOE
 from services.compute.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
-from services.compute.models.llama import ERNIE, LLAMA, MISTRAL, SEED_OSS
+from services.compute.models.llama import (
+    ERNIE,
+    LLAMA,
+    MINISTRAL3,
+    MISTRAL,
+    MISTRAL3_IMAGES,
+    SEED_OSS,
+)
 from services.compute.models.llama4 import LLAMA4, LLAMA4_IMAGES
 from services.compute.models.minimax import MINIMAX
 from services.compute.models.mixtral import MIXTRAL
@@ -73,7 +80,9 @@ FAMILIES: Mapping[str, Family] = {
     "Llama4ForConditionalGeneration": LLAMA4_IMAGES,
     "LlamaForCausalLM": LLAMA,
     "MiniMaxM2ForCausalLM": MINIMAX,
+    "Ministral3ForCausalLM": MINISTRAL3,
     "MinistralForCausalLM": MISTRAL,
+    "Mistral3ForConditionalGeneration": MISTRAL3_IMAGES,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,
     "NemotronForCausalLM": NEMOTRON,
@@ -120,8 +129,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     family = FAMILIES[family_of(raw)]
     shape, fields = read_shape(raw), language_fields(raw)
     try:
-        read_rope(fields, shape.head_dim)  # so that it is refused before the weights are read
         known = family.config.read(fields)
+        read_rope(fields, shape.head_dim)  # so that it is refused before the weights are read
         return ModelConfig(fields, shape, family, known, known.spans(shape.num_layers))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise ModelError(f"config.json makes no sense: {error}.") from error

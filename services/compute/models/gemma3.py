@@ -10,17 +10,11 @@ from typing import Any, Literal
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder
 from services.compute.models.decoder import Decoder
-from services.compute.models.ends import TopNames
+from services.compute.models.ends import NAMES_BESIDE_IMAGES
 from services.compute.models.family import Family
 from services.compute.models.gemma2 import Gemma2Config
 from services.compute.models.gemma2 import build as build_gemma2
 
-NAMES_BESIDE_IMAGES = TopNames(
-    embedding="language_model.model.embed_tokens",
-    layers="language_model.model.layers",
-    norm="language_model.model.norm",
-    head="language_model.lm_head",
-)
 ROPE = RopeDefaults(theta=1_000_000.0, window_theta=10_000.0, scales_windows=False)
 
 

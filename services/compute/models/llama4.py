@@ -24,10 +24,9 @@ from services.compute.layers.rope import RopeDefaults
 from services.compute.layers.weighted_layers import Norm
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
-from services.compute.models.ends import LLAMA_NAMES, TopNames
+from services.compute.models.ends import LLAMA_NAMES, NAMES_BESIDE_IMAGES, TopNames
 from services.compute.models.expert_tensors import ExpertModules
 from services.compute.models.family import Family, LocalConfig, rotates
-from services.compute.models.gemma3 import NAMES_BESIDE_IMAGES
 from services.compute.models.safetensors_files import Stack
 
 EXPERTS = ExpertModules(

@@ -142,7 +142,6 @@ def test_rows_of_every_head_get_the_order_of_halves(spec: RopeSpec, rows: list[i
         ({"rope_theta": 1}, "rope_theta must be above 1"),
         ({"partial_rotary_factor": 1.5}, "rotation of 12 columns of a head of 8"),
         ({"rotary_dim": 2}, "rotation of 2 columns"),
-        ({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], words: str) -> None:

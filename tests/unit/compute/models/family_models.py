@@ -109,6 +109,19 @@ DENSE: dict[str, Family] = {
         {"layer_types": [SLIDING] * 3, **NO_WINDOW},
         window=WINDOW,
     ),
+    "mistral 3.1 with images": Family(
+        "Mistral3",
+        {"head_dim": 32, "sliding_window": None},
+        architecture=f"Mistral3{BESIDE_IMAGES}",
+    ),
+    "ministral 3": Family(
+        "Ministral3",
+        {
+            "head_dim": 32, "tie_word_embeddings": True,
+            "rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5),
+        },
+        {"rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.0)},
+    ),
     "qwen2": Family("Qwen2", {"tie_word_embeddings": True}),
     "qwen2.5 with yarn": Family("Qwen2", {"rope_parameters": yarn()}, PLAIN),
     "qwen2 with windows": Family(

@@ -86,6 +86,8 @@ class Family:
 
     @property
     def config_class(self) -> str:
+        if self.kind == "Mistral3":
+            return "MistralConfig"
         has_own = self.kind in ("Gemma3", "Llama4")
         return f"{self.kind}TextConfig" if has_own else f"{self.kind}Config"
 
@@ -98,7 +100,9 @@ class Family:
         text = getattr(transformers, self.config_class)(**{**SIZES, **self.fields, **changes})
         if not self.sees:
             return text
-        more = {"mm_tokens_per_image": 4} if self.kind == "Gemma3" else {}
+        more: dict[str, Any] = {"mm_tokens_per_image": 4} if self.kind == "Gemma3" else {}
+        if self.kind == "Mistral3":
+            more["tie_word_embeddings"] = text.tie_word_embeddings
         return getattr(transformers, f"{self.kind}Config")(
             text_config=text, vision_config=VISION[self.kind], image_token_index=3, **more
         )
@@ -125,6 +129,7 @@ VISION = {
     "Llama4": {
         **_VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16,
     },
+    "Mistral3": {**_VISION, "model_type": "pixtral", "head_dim": 8},
 }  # fmt: skip
 
 

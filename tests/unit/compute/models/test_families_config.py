@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from common.errors import ModelError
+from services.compute.layers.parts import Temperature
 from services.compute.layers.rope import LinearScaling, RopeSpec
 from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.models.families import FAMILIES, ModelConfig, read_config
-from services.compute.models.family import WindowedConfig
-from services.compute.models.llama import LLAMA
+from services.compute.models.family import REFUSED, WindowedConfig
+from services.compute.models.llama import LLAMA, Ministral3Config
 from services.compute.models.weights import DummyWeights
 from tests.spans import spans_of
 
@@ -93,6 +94,30 @@ def test_rope_scaling_is_found_under_every_name(place: str, key: str) -> None:
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         config_of(**changes)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_field_that_would_change_what_is_said_is_refused_unless_the_family_has_it(
+    name: str,
+) -> None:
+    with pytest.raises(ModelError, match=f"{name} '8.5' is not supported \\({REFUSED[name]}"):
+        config_of(**{name: 8.5})
+    for nothing in (None, False, 0):
+        assert config_of(**{name: nothing}).family is LLAMA
+
+
+def test_queries_grow_in_ministral_3_alone() -> None:
+    grows = {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}
+    with pytest.raises(ModelError, match="llama_4_scaling_beta '0.1' is not supported"):
+        config_of(architectures=["MistralForCausalLM"], **grows)
+    config = config_of(architectures=["Ministral3ForCausalLM"], **grows)
+    assert isinstance(config.fields, Ministral3Config)
+    assert config.fields.temperature == Temperature(16_384, 0.1, first=0)
+
+
+def test_a_later_text_model_of_mistral_is_refused_by_what_it_has() -> None:
+    with pytest.raises(ModelError, match="kv_lora_rank '256' is not supported"):
+        config_of(architectures=["Mistral3ForConditionalGeneration"], kv_lora_rank=256)
 
 
 def test_a_model_type_is_enough() -> None:

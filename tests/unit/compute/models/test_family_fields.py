@@ -85,7 +85,7 @@ def unusual_rotation(family: Family, usual: dict[str, Any]) -> dict[str, dict[st
     unusual = {}
     if "partial_rotary_factor" in rope:  # others pass it over, by accident as it seems
         unusual["rope, partial"] = {"rope_parameters": rope | {"partial_rotary_factor": 0.25}}
-    if family.kind not in ("Phi3", "Phimoe"):
+    if family.kind not in ("Phi3", "Phimoe", "Ministral3"):
         part = {"partial_rotary_factor": rope.get("partial_rotary_factor", 1.0)}
         unusual["rope, yarn"] = {"rope_parameters": YARN | part}
         unusual["rope, linear"] = {"rope_parameters": LINEAR | part}

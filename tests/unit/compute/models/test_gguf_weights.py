@@ -67,7 +67,8 @@ CASES = {
         name: Case(name)
         for name in (
             "llama", "llama 3.2", "llama with biases", "llama with yarn",
-            "mistral without a window", "qwen2", "qwen2.5 with yarn", "qwen3", "qwen3 with biases",
+            "mistral without a window", "ministral 3", "qwen2", "qwen2.5 with yarn", "qwen3",
+            "qwen3 with biases",
             "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
             "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
             "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "qwen2 moe", "olmoe",
