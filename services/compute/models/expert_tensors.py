@@ -43,6 +43,12 @@ QWEN_STACKS = (
 )
 """As transformers 5 has them in memory, and writes them if it is told to."""
 
+MODELOPT_SCALES = tuple(
+    (f"_{ending}", ending) for ending in ("weight_scale", "weight_scale_2", "input_scale")
+)
+"""How names of stacks end, and of each expert's tensors, where ModelOpt has quantized stacks; they
+stand behind those of the weights, since some are one number."""
+
 MIXTRAL_EXPERTS = ExpertModules(
     router="block_sparse_moe.gate",
     gate="block_sparse_moe.experts.{}.w1",

@@ -15,20 +15,21 @@ from services.compute.layers.parts import Attention, Experts
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
-from services.compute.models.expert_tensors import QWEN_EXPERTS
+from services.compute.models.expert_tensors import MODELOPT_SCALES, QWEN_EXPERTS
 from services.compute.models.family import Family, WindowedConfig
 from services.compute.models.safetensors_files import Stack
 from services.compute.models.serial_layers import build_serial
 
 EXPERTS = replace(QWEN_EXPERTS, router="mlp.router", have_bias=True, interleaved=True)
 STACKS = tuple(
-    Stack(f".experts.{name}{ending}", f".experts.{{}}.{name}.{each}", transposed=each == "weight")
+    Stack(f".experts.{name}{ending}", f".experts.{{}}.{name}.{each}", each.startswith("weight"))
     for name in ("gate_up_proj", "down_proj")
     for ending, each in (
         ("", "weight"),
         ("_bias", "bias"),
         ("_blocks", "blocks"),  # of MXFP4, not transposed
         ("_scales", "scales"),
+        *MODELOPT_SCALES,
     )
 )
 

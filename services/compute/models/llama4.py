@@ -25,7 +25,7 @@ from services.compute.layers.weighted_layers import Norm
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.ends import LLAMA_NAMES, NAMES_BESIDE_IMAGES, TopNames
-from services.compute.models.expert_tensors import ExpertModules
+from services.compute.models.expert_tensors import MODELOPT_SCALES, ExpertModules
 from services.compute.models.family import Family, LocalConfig, rotates
 from services.compute.models.safetensors_files import Stack
 
@@ -37,8 +37,9 @@ EXPERTS = ExpertModules(
     down="feed_forward.experts.{}.down_proj",
 )
 STACKS = tuple(
-    Stack(f".experts.{name}", f".experts.{{}}.{name}.weight", transposed=True)
+    Stack(f".experts.{name}{ending}", f".experts.{{}}.{name}.{each}", transposed=True)
     for name in ("gate_up_proj", "down_proj")
+    for ending, each in (("", "weight"), *MODELOPT_SCALES)
 )
 
 

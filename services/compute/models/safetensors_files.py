@@ -35,7 +35,8 @@ smaller KV cache, which has one here for each token and head."""
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A tensor [X, ...] with something of each of X experts, which goes by a name for each."""
+    """A tensor [X, ...] with something of each of X experts, which goes by a name for each; one
+    number is all experts', of which a tensor before it in the list says how many there are."""
 
     ending: str  # of its name
     each: str  # the ending instead; {} is the expert's number
@@ -62,8 +63,9 @@ class SafetensorsFiles:
         if self._is_bare:
             self._path_of = {_with_prefix(name): path for name, path in self._path_of.items()}
         self._part_of: dict[str, tuple[str, int, bool]] = {}  # whole, number, and if transposed
+        num_experts: dict[str, int] = {}  # by what names of a layer's stacks begin with
         for stack in stacks:
-            self._take_apart(stack)
+            self._take_apart(stack, num_experts)
         self._modules = {name.rpartition(".")[0] for name in self._path_of}
         self._names = sorted(self._path_of)
         self._left = {name for name in self._path_of if not name.endswith(NOT_NEEDED)}
@@ -78,7 +80,8 @@ class SafetensorsFiles:
         return name in self._modules
 
     def read(self, name: str) -> Tensor:
-        return self._get(name).to(self._device, copy=True)
+        contiguous = torch.contiguous_format  # a transposed part of a stack is not
+        return self._get(name).to(self._device, copy=True, memory_format=contiguous)
 
     def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
         if self._quantization is None:
@@ -131,22 +134,24 @@ class SafetensorsFiles:
 
     def _tensor(self, name: str) -> Tensor:
         file = self._open(self._path_of[name])
-        if name not in self._part_of:
-            whole: Tensor = file.get_tensor(self._in_file(name))
+        whole_name, number, transposed = self._part_of.get(name, (name, None, False))
+        stack = file.get_slice(self._in_file(whole_name))
+        if number is None or not stack.get_shape():
+            whole: Tensor = file.get_tensor(self._in_file(whole_name))
             return whole
-        whole_name, number, transposed = self._part_of[name]
-        part: Tensor = file.get_slice(self._in_file(whole_name))[number]
+        part: Tensor = stack[number]
         return part.t() if transposed else part
 
     def _in_file(self, name: str) -> str:
         return name.removeprefix(PREFIX) if self._is_bare else name
 
-    def _take_apart(self, stack: Stack) -> None:
+    def _take_apart(self, stack: Stack, num_experts: dict[str, int]) -> None:
         for name in [name for name in self._path_of if name.endswith(stack.ending)]:
             path = self._path_of.pop(name)
             begin = name.removesuffix(stack.ending)
-            count = self._open(path).get_slice(self._in_file(name)).get_shape()[0]
-            for number in range(count):
+            shape = self._open(path).get_slice(self._in_file(name)).get_shape()
+            num_experts[begin] = shape[0] if shape else num_experts.get(begin, 0)
+            for number in range(num_experts[begin]):
                 each = begin + stack.each.format(number)
                 self._path_of[each] = path
                 self._part_of[each] = name, number, stack.transposed

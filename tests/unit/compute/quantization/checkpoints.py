@@ -357,3 +357,26 @@ def mxfp4_folder(folder: Path, to: Path) -> dict[str, Tensor]:
     raw["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (to / "config.json").write_text(json.dumps(raw))
     return dense
+
+
+def modelopt_stacks_folder(folder: Path, to: Path, algorithm: str) -> dict[str, Tensor]:
+    """Write a saved model anew whose stacked experts ModelOpt has quantized, each stack [X, I, O]
+    with one scale for all of it; returns all tensors, those of experts as numbers."""
+    form, dense, quantized = modelopt(algorithm), {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        dense[name] = quantized[name] = tensor
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        num_experts, num_in, num_out = tensor.shape
+        tensors, dense_OI = form.write(tensor.float().transpose(1, 2).reshape(-1, num_in), name)
+        dense[name] = dense_OI.view(num_experts, num_out, num_in).transpose(1, 2).contiguous()
+        for ending, part in tensors.items():
+            of_experts = part
+            if part.dim():
+                of_experts = part.view(num_experts, num_out, -1).transpose(1, 2).contiguous()
+            quantized[name if ending == "weight" else f"{name}_{ending}"] = of_experts
+    to.mkdir(exist_ok=True)
+    save_file(quantized, to / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**raw, "quantization_config": form.config}))
+    return dense

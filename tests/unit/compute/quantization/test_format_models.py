@@ -26,7 +26,12 @@ from tests.unit.compute.engine_scenarios import FEW, PROMPTS
 from tests.unit.compute.engine_server import Server
 from tests.unit.compute.models.family_models import FAMILIES, random_model
 from tests.unit.compute.models.family_recipes import make_random
-from tests.unit.compute.quantization.checkpoints import FORMS, mxfp4_folder, quantize_folder
+from tests.unit.compute.quantization.checkpoints import (
+    FORMS,
+    modelopt_stacks_folder,
+    mxfp4_folder,
+    quantize_folder,
+)
 from tests.unit.compute.tiny_models import make_model, save_model
 
 CPU = torch.device("cpu")
@@ -114,6 +119,23 @@ def test_experts_in_mxfp4_stay_so_and_nothing_else_is(
                 if name == "gate_up_proj":
                     exact_XOI = torch.cat((exact_XOI[:, ::2], exact_XOI[:, 1::2]), dim=1)
                 assert torch.equal(linear.weight.dense(torch.float32), exact_XOI.flatten(0, 1))
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "llama 4"])
+@pytest.mark.parametrize(("algorithm", "kind"), [("NVFP4", "fp4"), ("FP8", "fp8")])
+def test_stacks_of_experts_that_modelopt_quantized_say_what_their_numbers_say(
+    name: str, algorithm: str, kind: str, tmp_path: Path
+) -> None:
+    model = make_random(FAMILIES[name].model(intermediate_size=64))
+    FAMILIES[name].save(model, tmp_path)
+    dense = modelopt_stacks_folder(tmp_path, tmp_path / "quantized", algorithm)
+    model.load_state_dict(dense)
+    assert says(model, served(tmp_path / "quantized"))
+    loader = ModelLoader.read(tmp_path / "quantized", SETTINGS, CPU)
+    decoder = loader.decoder(KernelLinears(torch.float32, keeps_dense=False))
+    for experts in decoder.mixtures.values():
+        for (linear,) in (experts.gate_up, experts.down):
+            assert isinstance(linear, QuantizedLinear) and linear.weight.kind == kind
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3_tied", "mistral_window"])
