@@ -224,6 +224,8 @@ _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
     "qwen3_coder": ("<tool_call>", "<function=", "<parameter="),
     "glm": ("<tool_call>", "<arg_key>"),
 }
+# Kimi K2's template in its first files, and in GGUF files, declares tools and writes no calls.
+_KIMI_TOOLS = "<|im_system|>tool_declare<|im_middle|>"
 # Formats that share <tool_call> with Hermes, but write no JSON inside.
 _NOT_HERMES = ("<function=", "<parameter=")
 # The instruction to the model, `[func_name1(…`, or the name of a call with a bracket put behind it.
@@ -252,6 +254,8 @@ def tool_format_of(template: str) -> str:
     for name, signs in _SIGNS.items():
         if all(sign in template for sign in signs):
             return name
+    if _KIMI_TOOLS in template:
+        return "kimi_k2"
     if "<tool_call>" in template:
         return "" if any(sign in template for sign in _NOT_HERMES) else "hermes"
     if _PYTHONIC.search(template):

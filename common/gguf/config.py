@@ -67,7 +67,9 @@ _REFUSED = {
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 _NOT_TAKEN = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
+_TENSOR = re.compile(
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)"
+)
 
 
 class GgufConfig:
@@ -183,6 +185,8 @@ class GgufConfig:
     def _entries(self, own: str) -> Iterator[tuple[str, dict[str, Any]]]:
         match = _TENSOR.fullmatch(own)
         layer, module = (match["layer"], match["module"]) if match else (None, "")
+        if match and match["expert"]:  # one tensor for each expert, as in files of 2023
+            module += "_exps"
         names = TOP_NAMES if layer is None else {**LLAMA_NAMES, **self._architecture.names}
         if match is None or module not in names:
             raise ModelError(
@@ -191,6 +195,9 @@ class GgufConfig:
             )
         at = "" if layer is None else f"model.layers.{layer}."
         tensor, entry = self._model.tensors[own], self._entry(own, module, names[module])
+        if match["expert"]:
+            yield f"{at}{names[module].format(match['expert'])}.{match['kind']}", entry
+            return
         if "{}" in names[module]:
             yield from _of_experts(f"{at}{names[module]}.{match['kind']}", entry, tensor.num_bytes)
             return

@@ -29,6 +29,11 @@ TOOL_SIGNS = {
         "<|tool_call_begin|>{{ call['id'] }}<|tool_call_argument_begin|>{{ args }}",
         "kimi_k2",
     ),
+    "Kimi K2 without calls": (
+        "{% if tools %}{{ '<|im_system|>tool_declare<|im_middle|>' }}{{ tools | tojson }}",
+        "kimi_k2",
+    ),
+    "Kimi VL": ("{{ '<|im_system|>system<|im_middle|>' }}", ""),
     "gpt-oss": ('"<|start|>assistant<|channel|>final<|message|>" + message.content', "harmony"),
     "Llama 3.1's own functions": ("<function=name>{json}</function>", ""),
     "unknown tags inside of Hermes's": ("<tool_call><function=f>{json}</function>", ""),

@@ -62,6 +62,14 @@ def add_layer_behind(writer: gguf.GGUFWriter) -> None:
     blocks.value += 1
 
 
+def take_experts_apart(writer: gguf.GGUFWriter) -> None:
+    """A tensor for each, as files of 2023 have them."""
+    (tensors,) = writer.tensors
+    for name in [name for name in tensors if "_exps" in name]:
+        for number, expert in enumerate(tensors.pop(name).tensor):
+            writer.add_tensor(name.replace("_exps", f".{number}"), expert)
+
+
 CASES = {
     **{
         name: Case(name)
@@ -97,6 +105,7 @@ CASES = {
         {"router_jitter_noise": 0.01, **PHI_128K},
     ),
     "mixtral": Case("mixtral", NO_WINDOW),
+    "mixtral of 2023": Case("mixtral", NO_WINDOW, GgufOptions(more=take_experts_apart)),
     "qwen3 moe": Case("qwen3 moe", {"mlp_only_layers": []}),
     "qwen2 moe, merged": Case("qwen2 moe", options=GgufOptions(merged_experts=True)),
     "glm 4, merged": Case("glm 4", options=GgufOptions(merged_qkv=True)),
