@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.gguf.folder import folder_of
+from tests.gguf_files import GgufOptions, write_gguf
 from tests.kernels.runner.cuda_runners import (
     ON_GPU,
     SIZES,
@@ -26,6 +28,7 @@ NAMES = [
     "olmo 2",  # norms of all heads together, none before the parts
     "command-r+",  # parts side by side, layer norms
     "smollm 3",  # a layer without rotation
+    "ministral 3",  # queries that rotate and grow with their positions
     "hunyuan",  # norms after the rotation
     "glm 4 0414",  # half of a head rotates, in neighbouring pairs
     "granite",  # multipliers
@@ -79,3 +82,15 @@ def test_logits_of_quantized_weights_are_those_of_the_cpu(
     sizes = SIZES if ON_GPU else {"num_hidden_layers": 1}  # above, layers are told apart
     save_model(make_model("llama_biased", **WIDE, **sizes), tmp_path)
     assert_logits_alike(tmp_path, {"quantization": quantization}, 0.03, device)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_logits_of_a_head_that_is_the_embedding_of_a_gguf_file_are_those_of_the_cpu(
+    batch_invariant: bool, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its codes, and by the embedding itself where there are more rows."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    family = FAMILIES["llama 3.2"]
+    family.save(make_random(family.model(num_hidden_layers=1)), tmp_path)
+    folder = folder_of(write_gguf(tmp_path, tmp_path / "x.gguf", GgufOptions("Q8_0")))
+    assert_logits_alike(folder, {"batch_invariant": batch_invariant}, 1e-3, device)

@@ -81,6 +81,8 @@ def _older_words(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _WINDOWS_BY_FOUR = {"num_hidden_layers": 4, "sliding_window": WINDOW}
+_MINISTRAL3_ROPE = yarn(mscale=1.0, mscale_all_dim=1.0)
+_MINISTRAL3_ROPE["original_max_position_embeddings"] = 8  # so early queries grow that all hear it
 DENSE: dict[str, Family] = {
     "llama": Family(
         "Llama", {"num_key_value_heads": 6, "rms_norm_eps": EPS}, {"rms_norm_eps": 1e-6}, seed=9
@@ -118,9 +120,9 @@ DENSE: dict[str, Family] = {
         "Ministral3",
         {
             "head_dim": 32, "tie_word_embeddings": True,
-            "rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5),
+            "rope_parameters": {**_MINISTRAL3_ROPE, "llama_4_scaling_beta": 0.5},
         },
-        {"rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.0)},
+        {"rope_parameters": {**_MINISTRAL3_ROPE, "llama_4_scaling_beta": 0.0}},
     ),
     "qwen2": Family("Qwen2", {"tie_word_embeddings": True}),
     "qwen2.5 with yarn": Family("Qwen2", {"rope_parameters": yarn()}, PLAIN),
