@@ -179,7 +179,7 @@ class CompiledLinears(CpuLinears):
         num_out, num_in = weight_OI.shape
         has_vectors = HAS_DOTS and not num_in % NUMBERS
         worker = multiply_vectors if has_vectors else multiply_numbers
-        few = FewRows(worker, Parts(weight_OI), (num_out, num_in), bias_O)
+        few = FewRows(worker, Parts(weight_OI.contiguous()), (num_out, num_in), bias_O)
         most_few = self._most_few(FEW_ROWS_NUMBERS) if has_vectors else 1
         return ByRows(few, self._dense(weight_OI, bias_O), most_few)
 
