@@ -249,6 +249,12 @@ def formats_of(template: str, tool_format: str, reasoning_format: str) -> tuple[
     )
 
 
+def sorts_tools(template: str) -> bool:
+    """Whether a model has learned tools whose keys are in alphabetical order, at all depths: Kimi's
+    own tokenizer sorts them before its template has them."""
+    return _KIMI_TOOLS in template
+
+
 def tool_format_of(template: str) -> str:
     """Name the format in which a chat template writes tool calls; empty for none that is known."""
     for name, signs in _SIGNS.items():

@@ -10,7 +10,13 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from common.chat_formats import REASONING_FORMATS, formats_of, opens_reasoning, turns_off
+from common.chat_formats import (
+    REASONING_FORMATS,
+    formats_of,
+    opens_reasoning,
+    sorts_tools,
+    turns_off,
+)
 from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import TokenizerFolder
@@ -113,7 +119,7 @@ class ChatRenderer:
         capabilities = self._capabilities_of(template)
         conversation = Conversation(
             messages=adapt_messages(messages, capabilities),
-            tools=tools,
+            tools=_sorted(tools) if sorts_tools(template.source) else tools,
             variables=variables,
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
@@ -163,6 +169,10 @@ class ChatRenderer:
         if template.source not in self._capabilities:
             self._capabilities[template.source] = probe_capabilities(template)
         return self._capabilities[template.source]
+
+
+def _sorted(tools: list[Any] | None) -> list[Any] | None:
+    return tools and json.loads(json.dumps(tools, sort_keys=True))
 
 
 def _final_text(messages: list[Any]) -> str:

@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (10_842, 73),
+    "common": (10_850, 73),
     "services/router": (14_800, 87),
-    "services/tokenizer": (3_890, 20),
+    "services/tokenizer": (3_895, 20),
     "services/compute": (50_180, 324),
     "services/detokenizer": (2_930, 18),
     "services/launcher": (2_836, 19),
     "services/commands": (1_733, 10),
     "services/bench": (630, 4),
-    "services": (77_250, 485),
+    "services": (77_270, 485),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -60,3 +60,20 @@ def test_a_template_that_the_settings_name_has_to_be_valid(tmp_path: Path) -> No
         ChatRenderer(read_folder(tmp_path, str(file)), settings, nullcontext)
     with pytest.raises(ModelError, match=r"absent\.jinja cannot be read"):
         read_folder(tmp_path, str(tmp_path / "absent.jinja"))
+
+
+@pytest.mark.parametrize("is_kimi", [True, False])
+def test_kimi_reads_the_keys_of_tools_in_alphabetical_order(tmp_path: Path, is_kimi: bool) -> None:
+    declared = "<|im_system|>tool_declare<|im_middle|>" if is_kimi else ""
+    template = "{% if tools %}" + declared + "{{ tools | tojson }}{% endif %}"
+    write_folder(tmp_path, byte_level(), chat_template=template)
+    settings = EncoderSettings(str(tmp_path), 4000, 5.0, 64)
+    chats = ChatRenderer(read_folder(tmp_path), settings, nullcontext)
+    function = {"name": "look", "parameters": {"properties": {"b": {}, "a": {}}}}
+    tools = [{"type": "function", "function": function}]
+    prompt = ChatPrompt(
+        b'[{"role": "user", "content": "Hi"}]', tools_json=json.dumps(tools).encode()
+    )
+    rendered = chats.render(prompt, 0.0)
+    assert rendered.text == declared + json.dumps(tools, sort_keys=is_kimi)
+    assert rendered.tools == tools
