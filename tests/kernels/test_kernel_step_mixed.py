@@ -89,7 +89,9 @@ class Maps(NamedTuple):
 
     make: Callable[[Tensor, Tensor | None], AnyLinear]
 
-    def __call__(self, weight: Tensor, bias_O: Tensor | None) -> AnyLinear:
+    def __call__(
+        self, weight: Tensor, bias_O: Tensor | None, dense_OI: Tensor | None = None
+    ) -> AnyLinear:
         return self.make(weight, bias_O)
 
     def summed(self, weight: Tensor, bias_O: Tensor | None, num_inputs: int) -> AnyLinear:

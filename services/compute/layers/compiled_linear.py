@@ -6,6 +6,7 @@ Shape legend: T rows, I inputs, O outputs, G groups of inputs, B blocks of group
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,15 +162,18 @@ class CompiledLinears(CpuLinears):
             return ByRows(few, more, self._most_few(FEW_ROWS_INT4))
         if not isinstance(weight, Packed):
             return self._of_numbers(weight, bias_O)
-        linear = super().__call__(weight, bias_O, dense_OI)
-        shape = weight.shape[0], weight.shape[1]
-        if isinstance(linear, Int8Linear):
-            worker = multiply_codes if shape[1] % LANES or not HAS_DOTS else multiply_bytes
-            linear.codes_OI = put(linear.codes_OI)
-            parts = Parts(linear.codes_OI, linear.scales_O.float())
-            few = FewRows(worker, parts, shape, bias_O)
-            return ByRows(few, linear, self._most_few(FEW_ROWS))
-        return linear
+        return super().__call__(weight, bias_O, dense_OI)
+
+    def _of_bytes(self, rounded: Packed, bias_O: Tensor | None) -> LinearMap:
+        if not self._compiles:
+            return super()._of_bytes(rounded, bias_O)
+        rounded = replace(rounded, codes_OB=self._side.put(rounded.codes_OB))  # which all read
+        linear = Int8Linear(rounded, bias_O, self._many_rows_of_bytes(rounded, bias_O))
+        is_whole = HAS_DOTS and not rounded.num_inputs % LANES
+        worker = multiply_bytes if is_whole else multiply_codes
+        parts = Parts(rounded.codes_OB, linear.scales_O.float())
+        few = FewRows(worker, parts, rounded.shape, bias_O)
+        return ByRows(few, linear, self._most_few(FEW_ROWS))
 
     def _of_numbers(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
         if self._keep_dense:

@@ -177,8 +177,7 @@ class CpuLinears:
                 many_rows = self._dense_of(weight, bias_O, dense_OI)
             return Int4Linear(weight, bias_O, many_rows)
         if self._has_int8:
-            rounded = rounded_to_int8(weight)
-            return Int8Linear(rounded, bias_O, self._many_rows_of_codes(rounded, bias_O))
+            return self._of_bytes(rounded_to_int8(weight), bias_O)
         return self._dense_of(weight, bias_O, dense_OI)
 
     def summed(self, weight: Weight, bias_O: Tensor | None, num_inputs: int) -> LinearMap:
@@ -204,7 +203,10 @@ class CpuLinears:
             return WidenedLinear(weight_OI, bias_O)
         return ReorderedLinear(weight_OI, bias_O) if self._reorders else Linear(weight_OI, bias_O)
 
-    def _many_rows_of_codes(self, rounded: Packed, bias_O: Tensor | None) -> LinearMap:
+    def _of_bytes(self, rounded: Packed, bias_O: Tensor | None) -> LinearMap:
+        return Int8Linear(rounded, bias_O, self._many_rows_of_bytes(rounded, bias_O))
+
+    def _many_rows_of_bytes(self, rounded: Packed, bias_O: Tensor | None) -> LinearMap:
         """Where memory is plenty, and the processor has products of them, of numbers in bfloat16;
         else they are made for each call."""
         if self._widens:
