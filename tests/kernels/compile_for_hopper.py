@@ -1,11 +1,7 @@
-"""Compile a kernel for Hopper, which needs no GPU, and print the assembly.
+"""Compile kernels for Hopper, which needs no GPU, and print their assembly, one after the other.
 
-python -m tests.kernels.compile_for_hopper prefill WIDTH
-python -m tests.kernels.compile_for_hopper expanded HEADS
-python -m tests.kernels.compile_for_hopper latent_decode HEADS
-python -m tests.kernels.compile_for_hopper gate_up TOKENS
-python -m tests.kernels.compile_for_hopper matmul TOKENS
-python -m tests.kernels.compile_for_hopper int4 GROUP
+python -m tests.kernels.compile_for_hopper prefill=WIDTH expanded=HEADS latent_decode=HEADS \
+    gate_up=TOKENS matmul=TOKENS int4=GROUP
 """
 
 from __future__ import annotations
@@ -172,17 +168,19 @@ def int4(group: int) -> Launch:
     return Launch(hopper_int4._hopper_int4_kernel, boxes, constants)
 
 
-def main() -> None:
-    """The assembly of the kernel that the command line names."""
-    launches = {
-        "prefill": prefill,
-        "expanded": expanded,
-        "latent_decode": latent_decode,
-        "gate_up": gate_up,
-        "matmul": matmul,
-        "int4": int4,
-    }
-    kernel, boxes, constants = launches[sys.argv[1]](int(sys.argv[2]))
+LAUNCHES = {
+    "prefill": prefill,
+    "expanded": expanded,
+    "latent_decode": latent_decode,
+    "gate_up": gate_up,
+    "matmul": matmul,
+    "int4": int4,
+}
+
+
+def assembly(name: str, size: int) -> str:
+    """Of one kernel."""
+    kernel, boxes, constants = LAUNCHES[name](size)
     constants |= {
         "SHARED": hopper_prefill.SWIZZLED,
         "ATTENDING": hopper_prefill.ATTENDING_REGISTERS,
@@ -197,8 +195,14 @@ def main() -> None:
         attrs={places[name]: [["tt.divisibility", 16]] for name in POINTERS if name in places},
     )
     options = {"num_warps": 4, "maxnreg": hopper_prefill.MAX_REGISTERS}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    sys.stdout.write(compiled.asm["ptx"])
+    return str(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+
+
+def main() -> None:
+    """Print that of the kernels that the command line names."""
+    for word in sys.argv[1:]:
+        name, _, size = word.partition("=")
+        sys.stdout.write(f"== {name}\n{assembly(name, int(size))}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from benchmarks.stack import ROOT, Stack, descendants_of, is_running
+from tests.cases import num_cases
 from tests.patience import PATIENCE_S
 from tests.system.ring import answers, ask, num_running, wait_empty
 
@@ -141,7 +142,9 @@ def test_without_a_worker_requests_wait_and_then_get_a_503_with_retry_after(
         wait_empty(stack)
 
 
-@pytest.mark.parametrize("name", ["compute-0", "detokenizer-0", "tokenizer-0", "router-0"])
+@pytest.mark.parametrize(
+    "name", ["compute-0", "router-0", "detokenizer-0", "tokenizer-0"][: num_cases(2, 4)]
+)
 def test_a_service_that_hangs_is_killed_and_started_again(stack: Stack, name: str) -> None:
     pid = stack.pids()[name]
     num_deaths = len(deaths(stack))

@@ -24,6 +24,7 @@ from benchmarks.gpu_models import SHAPES, make_folder
 from benchmarks.gpu_server import wait_clean
 from benchmarks.hosts import PREFIX, Hosts, remove_abandoned, why_not
 from benchmarks.stack import ROOT
+from tests.cases import num_cases
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are hosts")
@@ -73,7 +74,9 @@ def lost_by(hosts: Hosts, strike: Strike) -> set[str]:
     return set(lost)
 
 
-@pytest.mark.parametrize(("host", "fault"), [("gpu", DROP), ("both", DOWN), ("text", DROP)])
+@pytest.mark.parametrize(
+    ("host", "fault"), [("gpu", DROP), ("both", DOWN), ("text", DROP)][: num_cases(2, 3)]
+)
 def test_a_host_that_is_cut_off_and_healed_costs_no_request(
     load: Load, host: str, fault: str
 ) -> None:

@@ -29,7 +29,7 @@ from tests.patience import PATIENCE_S
 from tests.system.ring import wait_empty
 from tests.system.unsayable import is_unsayable
 
-EXAMPLES = num_cases(4, exploring=40)  # of each operation, allowed ones and others
+EXAMPLES = num_cases(3, exploring=40)  # of each operation, allowed ones and others
 
 pytestmark = pytest.mark.hypothesis  # so that `make fuzz` runs it
 

@@ -13,7 +13,7 @@ from services.compute.config import ComputeSettings
 from services.compute.runner.registry import load_runner
 from tests.unit.compute.hand_scheduler import HandScheduler
 
-GROWN_AFTER = (60, 140)  # prompts
+GROWN_AFTER = (60, 110)  # prompts
 CHUNK = 512
 
 

@@ -85,7 +85,7 @@ def check(load: Load, folder: Path, settings: ComputeSettings, size: int) -> Non
         assert len(ranks.logits[0]) == len(ranks.logits[rank])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES][:: num_cases(2, 1)])
 def test_three_ranks_say_what_one_process_says(name: str, load: Load, tmp_path: Path) -> None:
     """Of two kv heads two ranks share one; of six queries a rank has one, two or three."""
     check(load, save_config(name, tmp_path), DUMMY, 3)
