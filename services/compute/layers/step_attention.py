@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from services.compute.distributed.context import ALL_HERE, StoredTokens
+from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.eager_attention import EagerAttention, Geometry, plan_attention
 from services.compute.layers.page_layers import Int64Array, layers_of
 from services.compute.layers.paged_cache import PagedCache
@@ -47,8 +48,12 @@ class StepAttentions(Protocol):
 class EagerAttentions:
     """In plain torch."""
 
-    def __init__(self, cache: PagedCache, geometry: Geometry) -> None:
+    def __init__(
+        self, cache: PagedCache, geometry: Geometry, only_seen: AttentionSpan = FULL
+    ) -> None:
+        """`only_seen`: what is kept of a text, if less than layers see."""
         self._cache, self._geometry = cache, geometry
+        self._spans = [span if only_seen.is_full else only_seen for span in cache.layout.spans]
         self._layers = layers_of(cache)
 
     def __call__(
@@ -61,6 +66,6 @@ class EagerAttentions:
     ) -> StepAttention:
         works = tuple(
             plan_attention(q_start, q_len, tables, num_decode_rows, self._geometry, span)
-            for tables, span in zip(tables_GRL, self._cache.layout.spans, strict=True)
+            for tables, span in zip(tables_GRL, self._spans, strict=True)
         )
         return EagerAttention(self._cache, works, self._layers, tokens)

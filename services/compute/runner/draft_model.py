@@ -26,9 +26,8 @@ from torch import Tensor
 from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.kernels.span import AttentionSpan
 from services.compute.kv.transfer import Direction, PagePairs
-from services.compute.layers.eager_attention import EagerAttention, Geometry, plan_attention
-from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import PagedCache, copy_pages
+from services.compute.layers.step_attention import StepAttentions
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.read_rows import ReadRows, tokens_of
 from services.compute.sampling.sampler import Sampler
@@ -57,7 +56,7 @@ class DraftModel:
         self,
         model: EagerDecoder,
         cache: PagedCache,
-        geometry: Geometry,
+        attentions: StepAttentions,
         table: LentTable,
         sampler: Sampler,
         sizes: DraftSizes,
@@ -65,10 +64,10 @@ class DraftModel:
         """`cache` has a page for each of its groups where the large model has one."""
         self._model = model
         self._cache = cache
-        self._layers = layers_of(cache)
-        self._geometry = geometry
+        self._attentions = attentions
+        self._page_tokens = next(iter(cache.formats.values())).page_tokens
         self._table = table
-        self._spans = [span if table.span.is_full else table.span for span in cache.layout.spans]
+        self._groups_G11 = np.arange(len(cache.layout.spans))[:, None, None]
         self._sampler = sampler
         self._sizes = sizes
         self._tokens = SlotTokens(sizes.num_slots, sizes.max_positions)
@@ -136,7 +135,7 @@ class DraftModel:
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         """Copy what lies in pages, with those of the large model."""
-        num_bytes = len(self._spans) * self._cache.layout.page_bytes
+        num_bytes = len(self._groups_G11) * self._cache.layout.page_bytes
         source, target = self._cache.sides(direction)
         copy_pages(source.view(-1, num_bytes), target.view(-1, num_bytes), pages)
 
@@ -162,13 +161,9 @@ class DraftModel:
     def _forward(self, rows: ChunkRows, num_decodes: int) -> Generator[bool, None, Tensor]:
         """Hidden states of rows, of which so many, the first ones, have one token each."""
         slots_R, start_R, len_R, tokens_T = rows
-        num_pages = -(-int((start_R + len_R).max()) // self._geometry.page_tokens)
-        pages_RL = self._table.pages_NL[slots_R, :num_pages] * len(self._spans)
-        works = tuple(
-            plan_attention(start_R, len_R, pages_RL + group, num_decodes, self._geometry, span)
-            for group, span in enumerate(self._spans)
-        )
-        attention = EagerAttention(self._cache, works, self._layers)
+        num_pages = -(-int((start_R + len_R).max()) // self._page_tokens)
+        pages_RL = self._table.pages_NL[slots_R, :num_pages] * len(self._groups_G11)
+        attention = self._attentions(start_R, len_R, pages_RL + self._groups_G11, num_decodes)
         known_T = np.clip(tokens_T, 0, self._sizes.vocab_size - 1)
         return (yield from self._model.forward(torch.from_numpy(known_T), attention))
 

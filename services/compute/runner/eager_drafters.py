@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.cpu_operations import operations_for
 from services.compute.layers.eager_attention import Geometry
+from services.compute.layers.step_attention import EagerAttentions
 from services.compute.models.draft_head import ModelEnds
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.draft_model import DraftModel, DraftSizes, LentTable
@@ -85,10 +86,16 @@ def _draft_model(small: ModelLoader, max_positions: int) -> DrafterMaker:
         spec, num_groups = host.spec, len(small.layout.spans)
         page_tokens = small.settings.page_tokens
         layer_bytes = shape.layer_cache_bytes(page_tokens, small.dtype.itemsize)
+        geometry = Geometry(page_tokens, layer_bytes)
+        cache = small.cache(spec.num_pages * num_groups, spec.num_host_pages * num_groups)
+        if host.table.span.is_full:
+            attentions = operations.make_attentions(cache, geometry)
+        else:
+            attentions = EagerAttentions(cache, geometry, host.table.span)
         return DraftModel(
             model,
-            small.cache(spec.num_pages * num_groups, spec.num_host_pages * num_groups),
-            Geometry(page_tokens, layer_bytes),
+            cache,
+            attentions,
             host.table,
             host.sampler,
             DraftSizes(
