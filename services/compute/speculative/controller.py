@@ -36,6 +36,10 @@ NUM_WAITS = 31
 """Of the device for the host that are remembered. Where the host works while the device does they
 are about 0; on a CPU it is the same thread, and a small model's step takes a fifth more for it."""
 
+FEW_WAITS = 8
+"""With drafts, below which those without count, too: if the first one was long, as other programs
+wanted the processor, drafts would never pay again, and nobody would learn that waits are short."""
+
 LEAST_SHARE = 0.001  # of a step in what one more row takes: measured, it may be none
 
 APART = 1e9  # more than drafts a second that rows can be worth
@@ -122,6 +126,9 @@ class DraftController:
         was_in_vain = self._num_right < FEW_RIGHT
         self._rest = min(2 * self._rest, LONG_REST) if was_in_vain else float(SHORT_REST)
         self._resting, self._has_rested, self._num_right = int(self._rest), True, 0
+        waits_s = self._waits_s[True]
+        for _ in range(len(waits_s) // 2):  # what was so then need not be so now
+            waits_s.popleft()
 
     def _of_one(self, num_drafts: Int32Array, slots_Q: Int32Array) -> Int32Array:
         """Those of the row of which least is known."""
@@ -164,7 +171,9 @@ class DraftController:
     def _wait_s(self, drafts: bool) -> float:
         """What a step takes beside its computing: the middle of the last waits. One with drafts
         takes the host longer."""
-        waits_s = sorted(self._waits_s[drafts] or self._waits_s[not drafts])
+        own_s, others_s = self._waits_s[drafts], self._waits_s[not drafts]
+        is_known = len(own_s) >= FEW_WAITS if drafts else len(own_s) > 0
+        waits_s = sorted(own_s if is_known else [*own_s, *others_s])
         return waits_s[len(waits_s) // 2] if waits_s else 0.0
 
     def _passes_s(self, numbers: npt.NDArray[np.integer[Any]]) -> FloatArray:

@@ -177,6 +177,28 @@ def test_what_a_step_takes_beside_its_computing_counts(
     assert _tokens_per_s(made, costs, slots, rate, wait_s) >= 0.97 * max(none, *fixed)
 
 
+@pytest.mark.parametrize("num_long", [1, 40])
+def test_drafts_are_tried_again_after_long_waits(num_long: int) -> None:
+    """As of a machine that was busy when they were tried."""
+    made = DraftController(len(SLOTS), MOST, FLAT, *first_belief(has_weights=False))
+    one = SLOTS[:1]
+
+    def step(wait_s: float) -> bool:
+        made.found(one, int32_array([MOST]))
+        drafts = [] if made.rests() else chosen(made, one)
+        made.waited(wait_s if drafts else 0.0001)
+        if drafts:
+            made.seen(one, int32_array(drafts), int32_array(drafts))
+        return bool(drafts)
+
+    for _ in range(10):  # nothing is found yet
+        made.rests()
+        made.waited(0.0001)
+    for _ in range(num_long):
+        step(0.1)
+    assert sum(step(0.0001) for _ in range(1000)) > 600
+
+
 def _tokens_per_s(
     policy: DraftController | FixedDrafts,
     costs: StepCosts,
