@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,9 +82,10 @@ def without_new_fields(record: Any) -> Any:
         for each in fields(record)
         if each.name in new
     }
-    if isinstance(record, WorkerAlive):
-        changes["model"] = without_new_fields(record.model)
-        changes["load"] = without_new_fields(record.load)
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if each.name not in changes and is_dataclass(value):
+            changes[each.name] = without_new_fields(value)
     return replace(record, **changes)
 
 
