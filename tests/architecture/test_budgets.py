@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (10_850, 73),
     "services/router": (14_800, 87),
     "services/tokenizer": (3_895, 20),
-    "services/compute": (50_200, 324),
+    "services/compute": (50_200, 323),
     "services/detokenizer": (2_930, 18),
     "services/launcher": (2_836, 19),
     "services/commands": (1_733, 10),
     "services/bench": (630, 4),
-    "services": (77_280, 485),
+    "services": (77_280, 484),
 }
 MIN_MEDIAN_LINES = 90
 

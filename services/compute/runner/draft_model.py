@@ -32,8 +32,8 @@ from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.read_rows import ReadRows, tokens_of
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.acceptance import NO_DRAFT
+from services.compute.speculative.draft_counts import DRAFT_MODEL
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
-from services.compute.speculative.drafters import DRAFT_MODEL
 from services.compute.speculative.slot_tokens import SlotTokens
 from services.compute.step import NO_IDS, Int32Array, Int64Array
 

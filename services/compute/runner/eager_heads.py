@@ -19,8 +19,8 @@ from services.compute.runner.medusa_drafter import MedusaDrafter
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.sampling.sampler import Sampler
+from services.compute.speculative.draft_counts import DRAFTERS
 from services.compute.speculative.drafter import Drafter
-from services.compute.speculative.drafters import DRAFTERS
 from services.compute.step import Int64Array
 
 

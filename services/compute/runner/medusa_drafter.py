@@ -18,8 +18,8 @@ from services.compute.runner.hidden_pages import HiddenPages
 from services.compute.runner.read_rows import tokens_of
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.acceptance import NO_DRAFT
+from services.compute.speculative.draft_counts import MEDUSA
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
-from services.compute.speculative.drafters import MEDUSA
 from services.compute.step import NO_IDS, Int32Array, Int64Array
 
 

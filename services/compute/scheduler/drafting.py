@@ -16,8 +16,7 @@ from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.packing import Packer
 from services.compute.scheduler.sequence import LaunchedStep, Sequence
 from services.compute.scheduler.state import SchedulerState
-from services.compute.speculative.draft_counts import DraftCounts
-from services.compute.speculative.drafters import GRAMMAR, PREDICTION, SUFFIX
+from services.compute.speculative.draft_counts import GRAMMAR, PREDICTION, SUFFIX, DraftCounts
 from services.compute.step import (
     DEVICE_TOKEN,
     NO_DRAFTS,

@@ -8,8 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from common.messages.control import DraftReport
-from services.compute.speculative.drafters import DRAFTERS
+from common.speculative import HEADS
 from services.compute.step import Int32Array
+
+NGRAM, PREDICTION, GRAMMAR, DRAFT_MODEL, SUFFIX, EAGLE, EAGLE3, MEDUSA, MTP = range(9)
+DRAFTERS = ("ngram", "prediction", "grammar", "draft_model", "suffix", *HEADS)
+"""What drafts are from, by number: the text itself, the client's prediction, a grammar that forces
+them, a small model, past answers, or heads that see the model's hidden states."""
 
 
 class DraftCounts:

@@ -21,8 +21,8 @@ import numpy as np
 from common.speculative import SpeculativeSettings
 from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
+from services.compute.speculative.draft_counts import NGRAM, PREDICTION
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
-from services.compute.speculative.drafters import NGRAM, PREDICTION
 from services.compute.speculative.gram_places import MOST_IN_GRAM, NOWHERE, GramPlaces, Stand
 from services.compute.speculative.slot_tokens import SlotTokens
 from services.compute.step import NO_IDS, Int32Array, Int64Array

@@ -55,7 +55,7 @@ from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import StepMachine, Uses
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
 from services.compute.runner.model_loader import Limits, ModelLoader
-from services.compute.speculative.drafters import DRAFTERS, NGRAM
+from services.compute.speculative.draft_counts import DRAFTERS, NGRAM
 
 STALL_AFTER_S = 5.0  # nothing is compiled after the start, and a step takes milliseconds
 GRAPH_MARGIN_BYTES = 512 << 20
