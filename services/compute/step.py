@@ -219,7 +219,7 @@ class StepResult:
 
     Of a step with drafts, num_offered[s] says how many the device had of those that it might put
     behind sample s. Of any step of a device that drafts, num_found[s] says how many it has for the
-    next, and found_by[s] which of `speculative.drafters.DRAFTERS` they are from. The last of
+    next, and found_by[s] which of `speculative.draft_counts.DRAFTERS` they are from. The last of
     several stages says which tokens they are, too, as the others do not know them.
     """
 

@@ -28,7 +28,7 @@ from services.compute.step import BoolArray, Int32Array
 NO_DRAFT = -1
 DRAFT_WORDS = 2
 """The last words of a result: whether its row counts; and how many drafts the slot has now, with
-what they are from (`speculative.drafters.DRAFTERS`) above bit FOUND_BY_SHIFT. Before them
+what they are from (`speculative.draft_counts.DRAFTERS`) above bit FOUND_BY_SHIFT. Before them
 are the drafts, where those are said to the host."""
 FOUND_BY_SHIFT = 8
 
@@ -53,7 +53,7 @@ class DraftRule(NamedTuple):
     least_alike: int
     most_alike: int
     rate: float = -1.0  # of drafts that count as right though they are not; below 0: none do
-    found_by: int = 0  # which of `speculative.drafters.DRAFTERS` computes them, if one does
+    found_by: int = 0  # which of `speculative.draft_counts.DRAFTERS` computes them, if one does
     says: bool = False  # to the host, as the last of several stages
 
     @property

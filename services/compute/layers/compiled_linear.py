@@ -30,7 +30,6 @@ from services.compute.layers.cpu_linear import (
     FEW_ROWS,
     FEW_ROWS_INT4,
     CpuLinears,
-    Int8Linear,
 )
 from services.compute.layers.weighted_layers import LinearMap
 from services.compute.quantization.packed import Packed, Weight, chunks, unhalved
@@ -168,12 +167,12 @@ class CompiledLinears(CpuLinears):
         if not self._compiles:
             return super()._of_bytes(rounded, bias_O)
         rounded = replace(rounded, codes_OB=self._side.put(rounded.codes_OB))  # which all read
-        linear = Int8Linear(rounded, bias_O, self._many_rows_of_bytes(rounded, bias_O))
         is_whole = HAS_DOTS and not rounded.num_inputs % LANES
         worker = multiply_bytes if is_whole else multiply_codes
-        parts = Parts(rounded.codes_OB, linear.scales_O.float())
+        parts = Parts(rounded.codes_OB, rounded.scales_OG.flatten().float())
         few = FewRows(worker, parts, rounded.shape, bias_O)
-        return ByRows(few, linear, self._most_few(FEW_ROWS))
+        more = self._many_rows_of_bytes(rounded, bias_O)
+        return ByRows(few, more, self._most_few(FEW_ROWS))
 
     def _of_numbers(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
         if self._keep_dense:
