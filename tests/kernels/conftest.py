@@ -21,7 +21,7 @@ EXTRA_PROGRAMS = 16
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where this run's kernels are."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @pytest.fixture(scope="session", autouse=True)
