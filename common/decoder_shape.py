@@ -1,4 +1,4 @@
-"""Which architectures are supported, and the sizes in config.json.
+"""The sizes in config.json, and what of a model they do not allow.
 
 Compute builds the model from this; the launcher refuses what cannot be served before it starts
 anything.
@@ -7,193 +7,14 @@ anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ModelError
+from common.architectures import ARCHITECTURES, check_fields, family_of, language_fields
+from common.errors import ConfigError, ModelError
 from common.expert_shape import ExpertShape, read_experts
 from common.latent_shape import LatentShape, read_latent
-from common.quantization import read_quantization
 from common.sizes import count, num_positions
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """A family as transformers names it, and what its config.json may leave out."""
-
-    model_type: str
-    models: str  # for people
-    head_dim: int = 0  # 0: hidden_size / num_attention_heads
-    tied: bool = False  # the head is the embedding
-    gated: bool = True  # False: an MLP has two maps, not three
-    has_experts: bool = False
-    has_latents: bool = False  # keys and values of all heads are made of one latent
-    has_images: bool = False  # the language model is what `text_config` says
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # that files of the family leave out
-
-
-_GEMMA3_DEFAULTS = {
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131_072,
-}
-
-_GPT_OSS_DEFAULTS = {
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-        "truncate": False,
-    },
-}
-
-_MINISTRAL3_DEFAULTS = {
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "rope_theta": 1_000_000.0,
-        "factor": 16.0,
-        "original_max_position_embeddings": 16_384,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
-}
-
-_LLAMA4_DEFAULTS = {
-    "intermediate_size_mlp": 16_384,
-    "num_shared_expert": 1,
-    "num_experts_per_tok": 1,
-}
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM": Architecture(
-        "llama", "Llama 2, 3, 3.1, 3.2, 3.3; Yi; Falcon 3; DeepSeek-R1 distills"
-    ),
-    "MistralForCausalLM": Architecture("mistral", "Mistral 7B and its dense successors"),
-    "MinistralForCausalLM": Architecture("ministral", "Ministral 8B"),
-    "Mistral3ForConditionalGeneration": Architecture(
-        "mistral3",
-        "Mistral Small 3.1, 3.2; Ministral 3; their text",
-        has_images=True,
-    ),
-    "Ministral3ForCausalLM": Architecture(
-        "ministral3", "Ministral 3, text", head_dim=128, defaults=_MINISTRAL3_DEFAULTS
-    ),
-    "Qwen2ForCausalLM": Architecture("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1 distills"),
-    "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3, dense", head_dim=128),
-    "Llama4ForCausalLM": Architecture(
-        "llama4_text",
-        "Llama 4, text",
-        head_dim=128,
-        has_experts=True,
-        defaults=_LLAMA4_DEFAULTS,
-    ),
-    "Llama4ForConditionalGeneration": Architecture(
-        "llama4",
-        "Llama 4 Scout and Maverick, their text",
-        head_dim=128,
-        has_experts=True,
-        has_images=True,
-        defaults=_LLAMA4_DEFAULTS,
-    ),
-    "GemmaForCausalLM": Architecture("gemma", "Gemma 2B, 7B", head_dim=256, tied=True),
-    "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", head_dim=256, tied=True),
-    "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3, text", head_dim=256, tied=True),
-    "Gemma3ForConditionalGeneration": Architecture(
-        "gemma3",
-        "Gemma 3, its text",
-        head_dim=256,
-        tied=True,
-        has_images=True,
-        defaults=_GEMMA3_DEFAULTS,
-    ),
-    "Phi3ForCausalLM": Architecture("phi3", "Phi-3, Phi-3.5, Phi-4, Phi-4-mini"),
-    "Olmo2ForCausalLM": Architecture("olmo2", "OLMo 2"),
-    "Olmo3ForCausalLM": Architecture("olmo3", "OLMo 3"),
-    "SmolLM3ForCausalLM": Architecture("smollm3", "SmolLM3", tied=True),
-    "GraniteForCausalLM": Architecture("granite", "Granite 3"),
-    "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", tied=True, gated=False),
-    "CohereForCausalLM": Architecture("cohere", "Command-R", tied=True),
-    "Cohere2ForCausalLM": Architecture("cohere2", "Command-R7B, Command A", tied=True),
-    "GlmForCausalLM": Architecture("glm", "GLM-4 9B", head_dim=128),
-    "Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414 9B, 32B", head_dim=128),
-    "Exaone4ForCausalLM": Architecture("exaone4", "EXAONE 4"),
-    "NemotronForCausalLM": Architecture("nemotron", "Nemotron-4, Minitron", gated=False),
-    "ArceeForCausalLM": Architecture("arcee", "AFM 4.5B", gated=False),
-    "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense", "Hunyuan, dense"),
-    "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ERNIE 4.5, dense", head_dim=128, tied=True),
-    "DeepseekV2ForCausalLM": Architecture(
-        "deepseek_v2",
-        "DeepSeek V2, V2-Lite, V2.5",
-        has_experts=True,
-        has_latents=True,
-        defaults={"n_shared_experts": 2},
-    ),
-    "DeepseekV3ForCausalLM": Architecture(
-        "deepseek_v3",
-        "DeepSeek V3, V3.1, R1; Kimi K2",
-        has_experts=True,
-        has_latents=True,
-        defaults={
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 3,
-            "max_position_embeddings": 4096,
-        },
-    ),
-    "MixtralForCausalLM": Architecture("mixtral", "Mixtral 8x7B, 8x22B", has_experts=True),
-    "Qwen2MoeForCausalLM": Architecture(
-        "qwen2_moe", "Qwen1.5-MoE, Qwen2 57B-A14B", has_experts=True
-    ),
-    "Qwen3MoeForCausalLM": Architecture(
-        "qwen3_moe", "Qwen3, mixtures of experts", has_experts=True
-    ),
-    "GptOssForCausalLM": Architecture(
-        "gpt_oss",
-        "gpt-oss 20B, 120B",
-        head_dim=64,
-        has_experts=True,
-        defaults=_GPT_OSS_DEFAULTS,
-    ),
-    "OlmoeForCausalLM": Architecture("olmoe", "OLMoE", has_experts=True),
-    "GraniteMoeForCausalLM": Architecture("granitemoe", "Granite 3, 1B and 3B", has_experts=True),
-    "GraniteMoeSharedForCausalLM": Architecture(
-        "granitemoeshared", "Granite 3, with a shared expert", has_experts=True
-    ),
-    "PhimoeForCausalLM": Architecture(
-        "phimoe", "Phi-3.5-MoE", has_experts=True, defaults={"num_experts_per_tok": 2}
-    ),
-    "Ernie4_5_MoeForCausalLM": Architecture(
-        "ernie4_5_moe",
-        "ERNIE 4.5, mixtures of experts",
-        tied=True,
-        has_experts=True,
-        defaults={"moe_num_shared_experts": 2, "moe_layer_start_index": 1},
-    ),
-    "HunYuanMoEV1ForCausalLM": Architecture(
-        "hunyuan_v1_moe",
-        "Hunyuan-A13B",
-        has_experts=True,
-        defaults={"num_shared_expert": 1},
-    ),
-    "Glm4MoeForCausalLM": Architecture(
-        "glm4_moe",
-        "GLM-4.5, GLM-4.5-Air",
-        has_experts=True,
-        defaults={"n_shared_experts": 1, "first_k_dense_replace": 1},
-    ),
-    "MiniMaxM2ForCausalLM": Architecture(
-        "minimax_m2", "MiniMax-M2", head_dim=128, has_experts=True
-    ),
-    "SeedOssForCausalLM": Architecture("seed_oss", "Seed-OSS", head_dim=128),
-    "InternLM2ForCausalLM": Architecture("internlm2", "InternLM 2, 2.5"),
-    "InternLM3ForCausalLM": Architecture("internlm3", "InternLM 3", head_dim=128),
-}
-
-OLDER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
-"""Of architectures, in files that came before transformers' own code."""
 
 _POSITION_BYTES = 12  # of a rotary table's element while it is made: angle, cosine, sine
 
@@ -214,6 +35,7 @@ class DecoderShape:
     gated: bool = True
     experts: ExpertShape | None = None
     latent: LatentShape | None = None
+    norms_all_heads: bool = False  # one norm is over the queries of all heads
 
     @property
     def num_layer_weights(self) -> int:
@@ -279,47 +101,10 @@ class DecoderShape:
         return num_positions * self.head_dim * _POSITION_BYTES
 
 
-def architecture_of(raw: Mapping[str, Any]) -> str:
-    """Return the architecture in config.json, or its model_type if there is none."""
-    names = raw.get("architectures")
-    first = names[0] if isinstance(names, list) and names else raw.get("model_type", "unknown")
-    return OLDER_NAMES.get(str(first), str(first))
-
-
-def is_headless(raw: Mapping[str, Any]) -> bool:
-    """Whether config.json names a model without its head, as those of embedding models do."""
-    return architecture_of(raw).endswith("Model")
-
-
-def family_of(raw: Mapping[str, Any]) -> str:
-    """Return which of ARCHITECTURES config.json describes; ModelError if it is none of them."""
-    name = architecture_of(raw)
-    by_type = {family.model_type: key for key, family in ARCHITECTURES.items()}
-    whole = name.removesuffix("Model") + "ForCausalLM" if is_headless(raw) else name
-    family = by_type.get(name, whole)
-    if family not in ARCHITECTURES:
-        raise ModelError(
-            f"config.json: architecture {name[:80]} is not supported; these are: "
-            f"{', '.join(sorted(ARCHITECTURES))}."
-        )
-    read_quantization(raw)
-    if raw.get("is_causal") is False:
-        raise ModelError("config.json: is_causal is false; attention to later tokens is missing.")
-    return family
-
-
-def language_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a supported config.json that are the language model's."""
-    family = ARCHITECTURES[family_of(raw)]
-    fields = raw.get("text_config") if family.has_images else raw
-    if not isinstance(fields, Mapping):
-        raise ModelError("config.json: text_config is missing; download it again.")
-    return {**family.defaults, **fields}
-
-
 def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
     """Read the sizes of a supported model; ModelError names the one that cannot be."""
     family, raw = ARCHITECTURES[family_of(raw)], language_fields(raw)
+    check_fields(family, raw)
     num_heads = count(raw, "num_attention_heads")
     hidden_size = count(raw, "hidden_size")
     latent = read_latent(raw) if family.has_latents else None
@@ -346,4 +131,25 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
         gated=family.gated,
         experts=read_experts(raw, num_layers) if family.has_experts else None,
         latent=latent,
+        norms_all_heads=family.norms_all_heads,
     )
+
+
+def check_split(shape: DecoderShape, num_ranks: int, num_stages: int, on_gpus: bool) -> None:
+    """Raise ConfigError for a model that so many processes cannot have a part of each."""
+    if num_stages > shape.num_layers:
+        raise ConfigError(
+            f"compute.pipeline_parallel_size is {num_stages}, and the model has "
+            f"{shape.num_layers} layers, of which each stage needs one; lower it."
+        )
+    if num_ranks > shape.num_heads:
+        raise ConfigError(
+            f"compute.tensor_parallel_size is {num_ranks}, and the model has {shape.num_heads} "
+            "query heads, of which each rank needs one; lower it."
+        )
+    if num_ranks > 1 and on_gpus and shape.norms_all_heads:
+        raise ConfigError(
+            f"compute.tensor_parallel_size is {num_ranks}: this model has a norm over the queries "
+            "of all heads, which is split on the CPU only; leave it out, or take "
+            "pipeline_parallel_size."
+        )

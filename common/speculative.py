@@ -6,6 +6,7 @@ Compute drafts by it; the launcher refuses what cannot draft before weights are 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
@@ -14,6 +15,7 @@ from common.config import Settings
 from common.draft_method import method_of
 from common.errors import ConfigError, ModelError
 from common.model_folder import locate, read_json
+from common.tokenizer_file import other_vocabulary
 from common.vllm_speculative import (
     ENOUGH_ALIKE,
     FEWEST_ALIKE,
@@ -167,6 +169,15 @@ def check_place(drafts: SpeculativeSettings, place: DraftPlace) -> None:
         raise ConfigError(
             f"{WHERE}: {what} drafts in stages before it is known how many drafts pay; say "
             "num_speculative_tokens, such as 3."
+        )
+
+
+def check_vocabulary(drafter: str, folders: tuple[Path, Path], sizes: tuple[int, int]) -> None:
+    """Raise ConfigError for a drafter of other tokens than the model's, which comes first."""
+    if complaint := other_vocabulary(folders, sizes):
+        raise ConfigError(
+            f"{WHERE}: {drafter} has another vocabulary than the model that it is to draft for: "
+            f"{complaint}. Take a drafter of the same tokens."
         )
 
 

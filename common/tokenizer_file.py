@@ -1,4 +1,5 @@
-"""Finds the tokenizer.json of a model's folder, or makes one, where there is a tiktoken file."""
+"""Finds the tokenizer.json of a model's folder, or makes one, where there is a tiktoken file; and
+whether two folders have the same tokens."""
 
 from __future__ import annotations
 
@@ -53,3 +54,26 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     """Read the file; {} if there is none."""
     file = tokenizer_file(folder)
     return read_json(file.parent, file.name) if file else {}
+
+
+def other_vocabulary(folders: tuple[Path, Path], sizes: tuple[int, int]) -> str:
+    """Say what tells two vocabularies apart; empty if an id that both have is the same text in
+    both. Without tokenizers the `sizes` have to be the same.
+    """
+    first, second = (_texts_by_id(folder) for folder in folders)
+    if not (first and second):
+        return "" if sizes[0] == sizes[1] else f"{sizes[1]} ids where there are {sizes[0]}"
+    for token in sorted(first.keys() & second.keys()):
+        if first[token] != second[token]:
+            return f"token {token} is {second[token]!r} where it is {first[token]!r}"
+    return ""
+
+
+def _texts_by_id(folder: Path) -> dict[int, str]:
+    described = read_tokenizer(folder)
+    vocab = described.get("model", {}).get("vocab", {})
+    if isinstance(vocab, list):  # of pieces and their scores, in a unigram model
+        vocab = {piece[0]: token for token, piece in enumerate(vocab)}
+    texts: dict[int, str] = {token: text for text, token in vocab.items()}
+    texts.update((added["id"], added["content"]) for added in described.get("added_tokens", ()))
+    return texts

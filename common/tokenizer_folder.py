@@ -18,7 +18,7 @@ from common.errors import ModelError
 from common.messages.control import ModelCard
 from common.model_folder import REVISION_DIGITS, describe, read_json
 from common.text_growth import check_growth
-from common.tokenizer_file import needed_tokenizer_file, read_tokenizer
+from common.tokenizer_file import needed_tokenizer_file
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
@@ -115,29 +115,6 @@ def vocabulary_of(path: Path) -> str:
     loaded = [vocabulary, tokens, folder.special_tokens, folder.templates]
     text = json.dumps(loaded, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:REVISION_DIGITS]
-
-
-def other_vocabulary(folders: tuple[Path, Path], sizes: tuple[int, int]) -> str:
-    """Say what tells two vocabularies apart; empty if an id that both have is the same text in
-    both. Without tokenizers the `sizes` have to be the same.
-    """
-    first, second = (_texts_by_id(folder) for folder in folders)
-    if not (first and second):
-        return "" if sizes[0] == sizes[1] else f"{sizes[1]} ids where there are {sizes[0]}"
-    for token in sorted(first.keys() & second.keys()):
-        if first[token] != second[token]:
-            return f"token {token} is {second[token]!r} where it is {first[token]!r}"
-    return ""
-
-
-def _texts_by_id(folder: Path) -> dict[int, str]:
-    described = read_tokenizer(folder)
-    vocab = described.get("model", {}).get("vocab", {})
-    if isinstance(vocab, list):  # of pieces and their scores, in a unigram model
-        vocab = {piece[0]: token for token, piece in enumerate(vocab)}
-    texts: dict[int, str] = {token: text for text, token in vocab.items()}
-    texts.update((added["id"], added["content"]) for added in described.get("added_tokens", ()))
-    return texts
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:

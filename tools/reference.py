@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic.fields import FieldInfo
 
+from common.architectures import ARCHITECTURES, REFUSED
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
 from common.config import ENV_PREFIX
-from common.decoder_shape import ARCHITECTURES
 from common.gguf.architectures import ARCHITECTURES as GGUF
 from common.gguf.architectures import MIXTURES
 from common.gguf.file import TYPES
@@ -23,7 +22,6 @@ from common.pre_tokenizers import PRE_TOKENIZERS
 from common.tiktoken_ranks import RANKED_KINDS
 from services.cli import command_of
 from services.compute.models.families import FAMILIES
-from services.compute.models.family import REFUSED
 from services.launcher.plan import SETTINGS, toml_value
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -72,10 +70,11 @@ Of every architecture the sizes are read, with the rotation of positions: `rope_
 older `rope_theta`, `rope_scaling`, `partial_rotary_factor` and `rotary_dim`. Scaling may be
 `default`, `linear`, `dynamic`, `llama3`, `yarn` or `longrope`; the stretched form is used for all
 texts if the server's `max_model_len` is beyond the length that the model was first trained on. The
-fields below are read beside them; a value that is not supported is refused by its field's name when
-the server starts. Other fields are passed over, but for {refused}, which are refused where they
-are set in a family without them. Of models with `dual_chunk_attention_config` (Qwen's of 1M) texts
-end at its `original_max_position_embeddings`, up to which it changes nothing; the log says so.
+fields below are read beside them; a value that is not supported is refused by its field's name,
+before weights are downloaded where the values stand here, else when the server starts. Other fields
+are passed over, but for {refused}, which are refused where they are set in a family without them.
+Of models with `dual_chunk_attention_config` (Qwen's of 1M) texts end at its
+`original_max_position_embeddings`, up to which it changes nothing; the log says so.
 
 """
 GGUF_FILES = """
@@ -138,7 +137,10 @@ def supported_models() -> str:
     fields = [
         (
             f"`{name}`",
-            ", ".join(field_text(*field) for field in sorted(family.config.model_fields.items())),
+            ", ".join(
+                field_text(field, ARCHITECTURES[name].only.get(field, ()))
+                for field in sorted({*family.config.model_fields, *ARCHITECTURES[name].only})
+            ),
         )
         for name, family in FAMILIES.items()
     ]
@@ -174,9 +176,9 @@ def supported_models() -> str:
     )
 
 
-def field_text(name: str, field: FieldInfo) -> str:
-    values = [json.dumps(value) for value in literals_in(field.annotation)]
-    return f"`{name}`" + (f" ({codes(values)})" if values else "")
+def field_text(name: str, values: Iterable[Any]) -> str:
+    written = codes(map(json.dumps, values))
+    return f"`{name}`" + (f" ({written})" if written else "")
 
 
 def options_of_serve() -> Mapping[str, str]:

@@ -207,7 +207,7 @@ def gguf_files(folder: Path) -> dict[Path, str]:
 
 def why_not_served(folder: Path) -> str:
     """Say why its config.json cannot be served; empty if it can, as far as that tells."""
-    from common.decoder_shape import architecture_of, family_of
+    from common.architectures import architecture_of, family_of
     from common.model_folder import read_model_config
     from common.quantization import quant_method, read_quantization
 

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from common.decoder_shape import DecoderShape, read_shape
+from common.decoder_shape import DecoderShape, check_split, read_shape
 from common.draft_method import num_next_token_layers
 from common.errors import ConfigError, ModelError
 from common.expert_shape import check_spread
@@ -197,18 +197,9 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         raise ModelError(f"{folder}: {error}".replace(f"{folder}: {folder}", str(folder))) from None
     _check_drafts(plan, device, raw)
     check_at_load(quantization, plan.value("compute", "quantization"))
-    if plan.num_ranks > shape.num_heads:
-        raise ConfigError(
-            f"--tensor-parallel-size {plan.num_ranks}: the model has {shape.num_heads} query "
-            "heads, of which each of its processes needs one; lower it"
-        )
+    check_split(shape, plan.num_ranks, plan.num_stages, device == "cuda")
     if plan.value("compute", "enable_expert_parallel").lower() == "true":
         check_spread(shape.experts, plan.num_ranks)
-    if plan.num_stages > shape.num_layers:
-        raise ConfigError(
-            f"--pipeline-parallel-size {plan.num_stages}: the model has {shape.num_layers} layers, "
-            "of which each of its stages needs one; lower it"
-        )
     longest = shape.max_position_embeddings
     max_model_len = _whole(plan, "max_model_len")
     if max_model_len > longest:

@@ -71,12 +71,7 @@ class Shard:
         return self.stage == self.num_stages - 1
 
     def layers(self, count: int) -> range:
-        """The stage's of so many; raises ConfigError if there is not one for each."""
-        if count < self.num_stages:
-            raise ConfigError(
-                f"compute.pipeline_parallel_size is {self.num_stages}, and the model has {count} "
-                "layers, of which each stage needs one; lower it."
-            )
+        """The stage's of so many, of which there is one for each."""
         return even(count, self.num_stages, self.stage)
 
     def part(self, count: int) -> range:
@@ -103,12 +98,7 @@ class Shard:
 
     def heads(self, num_heads: int, num_kv_heads: int) -> HeadPart:
         """Whole groups of queries with their kv head, as long as each rank gets one; else ranks
-        share a kv head, and split its queries. Raises ConfigError where queries are too few."""
-        if num_heads < self.size:
-            raise ConfigError(
-                f"compute.tensor_parallel_size is {self.size}, and the model has {num_heads} query "
-                "heads, of which each rank needs one; lower it."
-            )
+        share a kv head, and split its queries, of which there is one for each."""
         group = num_heads // num_kv_heads
         if num_kv_heads >= self.size:
             kv = even(num_kv_heads, self.size, self.rank)

@@ -5,7 +5,7 @@ Command-R7B has windows in three of four layers, and no positions in the fourth.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.parts import Layer, ParallelLayer
@@ -16,7 +16,6 @@ from services.compute.models.family import Family, FamilyConfig, WindowedConfig
 
 
 class CohereConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     layer_norm_eps: float = 1e-5
     attention_bias: bool = False
     logit_scale: float = 0.0625

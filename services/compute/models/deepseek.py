@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -25,10 +25,7 @@ from services.compute.models.serial_layers import serial_layers
 
 
 class DeepseekConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
-    attention_bias: Literal[False] = False
-    moe_layer_freq: Literal[1] = 1
     n_group: int | None = None
     topk_group: int | None = None
     routed_scaling_factor: float = 1.0
@@ -36,15 +33,11 @@ class DeepseekConfig(FamilyConfig):
 
 
 class DeepseekV2Config(DeepseekConfig):
-    mlp_bias: Literal[False] = False
-    scoring_func: Literal["softmax"] = "softmax"
-    topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
-    norm_topk_prob: Literal[False] = False
+    topk_method: str = "greedy"
+    norm_topk_prob: bool = False
 
 
 class DeepseekV3Config(DeepseekConfig):
-    scoring_func: Literal["sigmoid"] = "sigmoid"
-    topk_method: Literal["noaux_tc"] = "noaux_tc"
     norm_topk_prob: bool = True
     n_group: int | None = 8
     topk_group: int | None = 4

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from common.decoder_shape import DecoderShape
-from common.errors import ModelError
 from services.compute.kernels.span import BEHIND_FIRST
 from services.compute.layers.parts import Hidden, Layer, Mixer, StepContext
 from services.compute.layers.weighted_layers import Embedding, LinearMaker, LinearMap, Norm
@@ -132,14 +131,3 @@ def side_by_side(
         both_T2E[:, :width] = normed(hidden.x_TE, norms[0], step)
         both_T2E[:, width:] = normed(x_TE, norms[1], step)  # overwrites what the other made
     return both_T2E
-
-
-def check_fits(shape: DecoderShape, model: DecoderShape) -> None:
-    """Raise ModelError for a head of another model's sizes."""
-    for name in ("vocab_size", "hidden_size"):
-        own, wanted = getattr(shape, name), getattr(model, name)
-        if own != wanted:
-            raise ModelError(
-                f"config.json: {name} is {own}, and {wanted} in the model that it is to draft for; "
-                "take a head that was trained for this model."
-            )

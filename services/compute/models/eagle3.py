@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.errors import ModelError
+from common.head_folder import NUM_STATES, eagle3_layers
 from services.compute.layers.parts import (
     Attention,
     Hidden,
@@ -28,51 +29,14 @@ from services.compute.layers.parts import (
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.draft_head import HeadEnding, HeadSource, side_by_side
-from services.compute.models.family import FamilyConfig
 from services.compute.models.head_rows import qkv_rows
 from services.compute.models.llama import LlamaConfig
-
-NUM_STATES = 3
-LAYER_NUMBERS = "eagle_aux_hidden_state_layer_ids"
-
-
-class EagleFields(FamilyConfig):
-    eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
 class Eagle3Config(LlamaConfig):
     draft_vocab_size: int | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
-    eagle_aux_hidden_state_layer_ids: list[int] = []
-    eagle_config: EagleFields = EagleFields()
-    # What heads are trained with that is not computed here.
-    fc_norm: Literal[False] = False
-    norm_output: Literal[False] = False
-    parallel_drafting: Literal[False] = False
-    parallel_draft_step: Literal[1] = 1
-    use_aux_hidden_state: Literal[True] = True
-    use_mtp_layernorm: Literal[False] = False
-
-    def layers(self, num_layers: int) -> tuple[int, ...]:
-        """Of a model with so many, those whose inputs are seen."""
-        layers = tuple(self.eagle_aux_hidden_state_layer_ids)
-        if not layers:
-            # SpecForge's and ModelOpt's trainers see what layers make, by default 1, n/2 - 1 and
-            # n - 4, as TensorRT-LLM does with such heads: [1, 17, 32] of 36 in nvidia/
-            # gpt-oss-120b-Eagle3-long-context, which vLLM takes a layer too early. Others write
-            # there what vLLM takes as it stands, numbers of inputs: [24, 30, 36] in nvidia/
-            # gpt-oss-120b-Eagle3-v3. The first number tells them apart, as in SGLang for DeepSeek's
-            # models: nobody is known to train with the input of layer 1.
-            inner = self.eagle_config.eagle_aux_hidden_state_layer_ids or []
-            layers = tuple(layer + (inner[0] == 1) for layer in inner)
-        layers = layers or (2, num_layers // 2, num_layers - 3)
-        if len(layers) != NUM_STATES or not all(0 <= layer <= num_layers for layer in layers):
-            raise ModelError(
-                f"config.json: the head sees the layers {list(layers)}, and the model has "
-                f"{num_layers}; {NUM_STATES} of them are needed."
-            )
-        return layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +94,7 @@ def build_eagle3(source: HeadSource) -> Eagle3Head:
     has_norm, fused = config.norm_before_fc, NUM_STATES * width
     head, ids_D = _head(source, make, config.draft_vocab_size or shape.vocab_size)
     made = Eagle3Head(
-        layers=config.layers(source.ends.shape.num_layers),
+        layers=eagle3_layers(source.raw, source.ends.shape.num_layers),
         embedding=source.embedding(f"{top}embed_tokens"),
         states_norm=make.norm(f"{top}input_norm", norm, fused) if has_norm else None,
         fuse=make.linear([f"{top}fc"], [width], fused, source.has(f"{top}fc.bias")),

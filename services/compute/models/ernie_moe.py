@@ -3,7 +3,7 @@ a bias, and some see all tokens."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -18,7 +18,6 @@ from services.compute.models.serial_layers import build_serial
 
 
 class ErnieMoeConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     use_bias: bool = False
     moe_norm_min: float = Field(1e-12, ge=SMALLEST_SUM, le=1e-9)  # no sum of shares is so small

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.layers.parts import Attention
 from services.compute.models.builder import Builder, NormForm
@@ -12,7 +12,6 @@ from services.compute.models.serial_layers import POST_NORMS, build_serial
 
 
 class Exaone4Config(WindowedConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     sliding_window: int | None = 4096
     sliding_window_pattern: int | str | None = 4  # or letters, L a window, G none, repeated

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from common.decoder_shape import DecoderShape, family_of, language_fields, read_shape
+from common.architectures import family_of, language_fields
+from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ModelError
 from services.compute.distributed.shard import WHOLE, Shard
 from services.compute.kernels.span import AttentionSpan

@@ -20,19 +20,6 @@ Build: TypeAlias = Callable[[Any, Builder[Any]], Decoder[Any]]
 Layers: TypeAlias = Callable[[Any, Builder[Any]], Callable[[str], Layer[Any]]]
 
 
-REFUSED: Mapping[str, str] = {
-    "attn_logit_softcapping": "capped scores",
-    "clip_qkv": "limits of queries, keys and values",
-    "final_logit_softcapping": "capped logits",
-    "llama_4_scaling": "queries that grow with their positions",
-    "llama_4_scaling_beta": "queries that grow with their positions",
-    "use_cla": "layers that share keys and values",
-    "use_logn_attn": "queries that grow with their positions",
-}
-"""Fields without tensors of their own, which are refused where they are set in a family that does
-not have them: passed over, they would change what the model says."""
-
-
 class FamilyConfig(BaseModel):
     """Fields of config.json beside the sizes, with the defaults of transformers; those of the
     rotation are among them.
@@ -55,12 +42,6 @@ class FamilyConfig(BaseModel):
         }
         rotation = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         raw = {**rotation, **raw}
-        for name in REFUSED.keys() & raw.keys() - cls.model_fields.keys():
-            if raw[name]:
-                raise ModelError(
-                    f"config.json: {name} {str(raw[name])[:60]!r} is not supported "
-                    f"({REFUSED[name]})."
-                )
         given = {n: value for n, value in raw.items() if value is not None or n in nullable}
         try:
             return cls.model_validate(given)

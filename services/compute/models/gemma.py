@@ -3,19 +3,15 @@ less one."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.serial_layers import build_serial
 
-GeluTanh = Literal["gelu_pytorch_tanh", "gelu"]  # both mean the first in these models
-
 
 class GemmaConfig(FamilyConfig):
-    hidden_act: GeluTanh | None = None
-    hidden_activation: GeluTanh | None = None
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
 

@@ -5,7 +5,7 @@ Every second layer has a window.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import PLAIN_ROPE, Builder, NormForm
@@ -23,7 +23,6 @@ NORMS = NormNames(
 
 
 class Gemma2Config(WindowedConfig):
-    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     query_pre_attn_scalar: float = 256.0

@@ -5,7 +5,7 @@ Five windows stand before each full layer, with a rotation of their own.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder
@@ -19,9 +19,8 @@ ROPE = RopeDefaults(theta=1_000_000.0, window_theta=10_000.0, scales_windows=Fal
 
 
 class Gemma3Config(Gemma2Config):
-    attn_logit_softcapping: None = None
+    attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
-    use_bidirectional_attention: Literal[False] = False
     sliding_window_pattern: int = 6
 
     def is_local(self, layer: int) -> bool:

@@ -6,7 +6,7 @@ The second has norms behind its blocks, too.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
@@ -21,7 +21,6 @@ NORMS_AROUND = PRE_NORMS._replace(
 
 
 class GlmConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1.5625e-7
     attention_bias: bool = True
 

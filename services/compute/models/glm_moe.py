@@ -4,7 +4,7 @@ sigmoids and a bias, and one sees all tokens."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -19,7 +19,6 @@ from services.compute.models.serial_layers import serial_layers
 
 
 class GlmMoeConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
     use_qk_norm: bool = False

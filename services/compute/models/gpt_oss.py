@@ -6,9 +6,7 @@ Every second layer has a window.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import Attention, Experts
@@ -35,12 +33,9 @@ STACKS = tuple(
 
 
 class GptOssConfig(WindowedConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = True
     sliding_window: int | None = 128
-    swiglu_alpha: float = Field(1.702, ge=1.702, le=1.702)
-    swiglu_limit: float = Field(7.0, ge=7.0, le=7.0)
 
     def is_local(self, layer: int) -> bool:
         return layer % 2 == 0

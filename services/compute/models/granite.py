@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import Experts, GatedMLP
@@ -26,7 +26,6 @@ STACKS = tuple(
 
 
 class GraniteMoeConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     embedding_multiplier: float = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import Attention
@@ -16,17 +16,8 @@ EXPERTS = ExpertModules(router="mlp.gate.wg")
 
 
 class HunyuanConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
-
-
-class HunyuanMoeConfig(HunyuanConfig):
-    use_cla: Literal[False] = False
-    use_qk_norm: Literal[True] = True
-    use_mixed_mlp_moe: Literal[True] = True
-    moe_layer_num_skipped: Literal[0] = 0
-    group_limited_greedy: Literal[False] = False
 
 
 def _build(config: HunyuanConfig, make: Builder[Any], feed_forward: FeedForward) -> Decoder[Any]:
@@ -50,7 +41,7 @@ def build(config: HunyuanConfig, make: Builder[Any]) -> Decoder[Any]:
     return _build(config, make, lambda at, number: make.gated_mlp(f"{at}.mlp"))
 
 
-def build_moe(config: HunyuanMoeConfig, make: Builder[Any]) -> Decoder[Any]:
+def build_moe(config: HunyuanConfig, make: Builder[Any]) -> Decoder[Any]:
     mixture = make.mixture
     routing = Routing(mixture.num_experts, mixture.top_k)
     return _build(
@@ -66,4 +57,4 @@ def build_moe(config: HunyuanMoeConfig, make: Builder[Any]) -> Decoder[Any]:
 
 
 HUNYUAN = Family(HunyuanConfig, build)
-HUNYUAN_MOE = Family(HunyuanMoeConfig, build_moe, QWEN_STACKS)
+HUNYUAN_MOE = Family(HunyuanConfig, build_moe, QWEN_STACKS)

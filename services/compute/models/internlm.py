@@ -3,7 +3,7 @@ kv head."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.models.builder import Builder, NormForm
@@ -17,13 +17,11 @@ NAMES = TopNames(embedding="model.tok_embeddings", head="output")
 
 
 class InternLM2Config(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
     bias: bool = True
 
 
 class InternLM3Config(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     qkv_bias: bool = False
     bias: bool = False

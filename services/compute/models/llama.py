@@ -7,7 +7,7 @@ neighbouring pairs; Seed-OSS (ByteDance, 2025) has biases before attention.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import PositiveInt
 
@@ -21,14 +21,12 @@ from services.compute.models.serial_layers import build_serial
 
 
 class LlamaConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     mlp_bias: bool = False
 
 
 class MistralConfig(WindowedConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
     sliding_window: int | None = 4096
 
@@ -49,17 +47,14 @@ class Mistral3Config(Ministral3Config):
     """The text of one that sees: Mistral's, or Ministral 3's."""
 
     rms_norm_eps: float = 1e-6
-    kv_lora_rank: None = None  # as Mistral 4 has it
 
 
 class ErnieConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     use_bias: bool = False
 
 
 class SeedOssConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = True
     attention_out_bias: bool = False

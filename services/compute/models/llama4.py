@@ -7,7 +7,7 @@ position from there on.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
@@ -45,7 +45,6 @@ STACKS = tuple(
 
 class Llama4Config(LocalConfig):
     local_type: ClassVar[str] = "chunked_attention"
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
     use_qk_norm: bool = True
@@ -55,7 +54,6 @@ class Llama4Config(LocalConfig):
     attn_temperature_tuning: bool | int = True  # Meta's files have a 4
     floor_scale: PositiveInt = 8192
     attn_scale: float = 0.1
-    num_experts_per_tok: Literal[1] = 1
 
     @property
     def local_span(self) -> AttentionSpan:

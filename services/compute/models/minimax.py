@@ -3,7 +3,7 @@ chosen by their sigmoids and a bias."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import Experts
@@ -16,14 +16,7 @@ from services.compute.models.serial_layers import build_serial
 
 
 class MiniMaxConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
-    scoring_func: Literal["sigmoid"] = "sigmoid"
-    use_qk_norm: Literal[True] = True
-    use_routing_bias: Literal[True] = True
-    qk_norm_type: Literal["per_layer"] = "per_layer"
-    shared_intermediate_size: Literal[0] = 0
-    attn_type_list: list[Literal[1]] = []  # 0 would be linear attention
 
 
 def build(config: MiniMaxConfig, make: Builder[Any]) -> Decoder[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.layers.parts import MLP
 from services.compute.layers.rope import RopeDefaults
@@ -13,14 +13,12 @@ from services.compute.models.serial_layers import build_serial
 
 
 class NemotronConfig(FamilyConfig):
-    hidden_act: Literal["relu2"] = "relu2"
     norm_eps: float = 1e-5
     attention_bias: bool = False
     mlp_bias: bool = False
 
 
 class ArceeConfig(FamilyConfig):
-    hidden_act: Literal["relu2"] = "relu2"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
     mlp_bias: bool = False

@@ -5,7 +5,7 @@ OLMo 3 has windows in three of four layers, whose rotation is not scaled.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.layers.parts import Attention
 from services.compute.layers.rope import RopeDefaults
@@ -16,7 +16,6 @@ from services.compute.models.serial_layers import POST_NORMS, build_serial
 
 
 class Olmo2Config(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.kernels.routing import Routing
 from services.compute.models.builder import Builder, NormForm
@@ -13,10 +13,8 @@ from services.compute.models.serial_layers import build_serial
 
 
 class OlmoeConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
-    clip_qkv: None = None
     norm_topk_prob: bool = False
 
 

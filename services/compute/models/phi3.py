@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.layers.parts import Attention
 from services.compute.models.builder import Builder, NormForm
@@ -12,7 +12,6 @@ from services.compute.models.serial_layers import build_serial
 
 
 class Phi3Config(WindowedConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.kernels.routing import Routing
 from services.compute.layers.rope import RopeDefaults
@@ -14,7 +14,6 @@ from services.compute.models.serial_layers import build_serial
 
 
 class PhiMoeConfig(WindowedConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
     lm_head_bias: bool = False

@@ -3,7 +3,7 @@ Qwen3-MoE (2025), which has none."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import LayerPart
@@ -15,9 +15,7 @@ from services.compute.models.serial_layers import FeedForward, build_serial
 
 
 class QwenMoeConfig(FamilyConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
-    use_sliding_window: Literal[False] = False
     norm_topk_prob: bool = False
 
 

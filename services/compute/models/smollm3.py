@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.parts import Attention
@@ -14,7 +14,6 @@ from services.compute.models.serial_layers import build_serial
 
 
 class SmolLM3Config(WindowedConfig):
-    hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     mlp_bias: bool = False

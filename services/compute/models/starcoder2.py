@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
@@ -11,7 +11,6 @@ from services.compute.models.serial_layers import build_serial
 
 
 class Starcoder2Config(WindowedConfig):
-    hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
     norm_epsilon: float = 1e-5
     use_bias: bool = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from common.head_folder import HeadFolder
 from services.compute.kernels.span import AttentionSpan
 from services.compute.layers.cpu_operations import operations_for
 from services.compute.layers.eager_attention import Geometry
@@ -13,7 +14,6 @@ from services.compute.models.draft_head import ModelEnds
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.draft_model import DraftModel, DraftSizes, LentTable
 from services.compute.runner.eager_heads import load_head
-from services.compute.runner.head_folder import HeadFolder
 from services.compute.runner.model_loader import ModelLoader, has_room_for_dense
 from services.compute.runner.page_room import PageRoom
 from services.compute.runner.protocol import RunnerSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.head_folder import HeadFolder
 from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.layers.eager_attention import Geometry
 from services.compute.layers.eager_step import RopeTables
@@ -12,7 +13,6 @@ from services.compute.layers.weighted_layers import LinearMaker, LinearMap
 from services.compute.models.draft_head import DraftHead, ModelEnds
 from services.compute.models.medusa import MedusaHeads
 from services.compute.runner.head_drafter import HeadCache, HeadDrafter, HeadSizes, PagedHead
-from services.compute.runner.head_folder import HeadFolder
 from services.compute.runner.head_loader import build_head, head_format
 from services.compute.runner.hidden_pages import HiddenPages, PageCounts, PlaceTable
 from services.compute.runner.medusa_drafter import MedusaDrafter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from common.head_folder import HeadFolder
 from common.quantization import read_quantization
 from services.compute.kernels.kv_format import LayerFormat
 from services.compute.layers.weighted_layers import LinearMaker, LinearMap
@@ -16,7 +17,6 @@ from services.compute.models.next_token import build_next_token
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import CheckpointWeights
 from services.compute.quantization.config import format_of
-from services.compute.runner.head_folder import HeadFolder
 from services.compute.runner.model_loader import ModelLoader
 
 

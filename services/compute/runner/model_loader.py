@@ -12,14 +12,14 @@ from typing import TypeVar
 
 import torch
 
-from common.decoder_shape import DecoderShape
+from common.decoder_shape import DecoderShape, check_split
 from common.errors import ConfigError
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
+from common.head_folder import DraftedFor, HeadFolder, read_head
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, locate, read_model_config
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
-from common.speculative import SpeculativeSettings, read_speculative
-from common.tokenizer_folder import other_vocabulary
+from common.speculative import SpeculativeSettings, check_vocabulary, read_speculative
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.distributed.shard import ExpertPlacement, HeadPart, Shard
@@ -42,7 +42,6 @@ from services.compute.models.weights import (
 from services.compute.quantization.at_load import Quantization
 from services.compute.quantization.config import format_of
 from services.compute.runner.expert_placement import expert_placement
-from services.compute.runner.head_folder import HeadFolder, read_head
 from services.compute.runner.notices import log_notices
 from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
@@ -117,10 +116,12 @@ class ModelLoader:
         if not ranks.rank:
             log_notices(raw, settings)
         placement = expert_placement(settings, config.shape.experts, ranks)
+        on_gpus = device.type == "cuda"
+        check_split(config.shape, ranks.size, stages.count, on_gpus)
         about = config, pooling, dtype, quantization
         loader = ModelLoader(folder, settings, device, *about, ranks, placement, stages)
-        drafts = loader.drafts
-        head, drafter = read_head(drafts, folder, config), loader._read_drafter()
+        head = read_head(loader.drafts, DraftedFor(folder, raw, config.shape, on_gpus))
+        drafter = loader._read_drafter()
         return replace(loader, drafter=drafter, head=head, context=context)
 
     def _read_drafter(self) -> ModelLoader | None:
@@ -132,11 +133,7 @@ class ModelLoader:
         settings = self.settings.model_copy(update=OF_DRAFTER)
         drafter = ModelLoader.read(folder, settings, self.device)
         sizes = self.config.shape.vocab_size, drafter.config.shape.vocab_size
-        if complaint := other_vocabulary((self.folder, folder), sizes):
-            raise ConfigError(
-                f"compute.speculative_config: {drafts.model} has another vocabulary than the model "
-                f"that it is to draft for: {complaint}. Take a drafter of the same tokens."
-            )
+        check_vocabulary(drafts.model, (self.folder, folder), sizes)
         return drafter
 
     @property
@@ -237,7 +234,7 @@ class ModelLoader:
         if self.drafter is not None:
             page_bytes += self.drafter.all_groups_bytes
         if self.head is not None:
-            page_bytes += self.head.page_bytes(self.settings.page_tokens, self.dtype)
+            page_bytes += self.head.page_bytes(self.settings.page_tokens, self.dtype.itemsize)
         return page_bytes
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from common.decoder_shape import language_fields
+from common.architectures import language_fields
 from common.quantization import has_fp8_cache
 from common.sizes import dual_chunk_limit
 from services.compute.config import ComputeSettings

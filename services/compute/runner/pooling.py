@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.decoder_shape import architecture_of, is_headless
+from common.architectures import architecture_of, is_headless
 from common.errors import ModelError
 from common.model_folder import Pooling, read_pooling
 from services.compute.runner.uploads import StepUpload

@@ -11,8 +11,13 @@ import pytest
 from common import tokenizer_file as module
 from common.errors import ModelError
 from common.model_folder import DOWNLOAD_PATTERNS, revision_of
-from common.tokenizer_file import needed_tokenizer_file, read_tokenizer, tokenizer_file
-from common.tokenizer_folder import load_tokenizer, other_vocabulary, read_folder, vocabulary_of
+from common.tokenizer_file import (
+    needed_tokenizer_file,
+    other_vocabulary,
+    read_tokenizer,
+    tokenizer_file,
+)
+from common.tokenizer_folder import load_tokenizer, read_folder, vocabulary_of
 from tests.ranked_folder import FILE_NAMES, HELLO, ranks_text, write_ranked
 
 NAMES = {

@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
+from common.architectures import ARCHITECTURES
 from common.config import Tables
-from common.decoder_shape import ARCHITECTURES, read_shape
+from common.decoder_shape import read_shape
 from common.errors import ConfigError, ModelError, SlipstreamError
 from common.gguf.folder import INDEX_NAME
 from services.compute.config import ComputeSettings
@@ -272,7 +273,7 @@ def test_a_config_that_cannot_be_served_is_named_with_its_file(
 def test_a_model_with_fewer_query_heads_than_ranks_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, num_attention_heads=4, num_key_value_heads=2)
     said = refused(plan_of({"compute": {"tensor_parallel_size": 8}}), folder, SERVER)
-    assert said.startswith("--tensor-parallel-size 8: the model has 4 query heads")
+    assert said.startswith("compute.tensor_parallel_size is 8, and the model has 4 query heads")
 
 
 def test_experts_that_a_model_has_not_are_not_spread(tmp_path: Path) -> None:
@@ -359,7 +360,7 @@ def test_a_model_with_fewer_layers_than_stages_is_refused(tmp_path: Path) -> Non
     folder = folder_of(tmp_path, num_hidden_layers=2)
     staged = {"device": "cpu", "load_format": "dummy", "pipeline_parallel_size": 3}
     said = refused(plan_of({"compute": staged}), folder, LAPTOP)
-    assert said.startswith("--pipeline-parallel-size 3: the model has 2 layers")
+    assert said.startswith("compute.pipeline_parallel_size is 3, and the model has 2 layers")
 
 
 @pytest.mark.parametrize(
@@ -390,6 +391,10 @@ def test_launcher_and_compute_know_the_same() -> None:
     fields = ComputeSettings.model_fields
     assert set(get_args(fields["dtype"].annotation)) == {"auto", *ITEM_BYTES}
     assert set(FAMILIES) == set(ARCHITECTURES)
+    for name, family in FAMILIES.items():
+        known = ARCHITECTURES[name]
+        assert known.has_next_tokens == (family.next_token_layers is not None)
+        assert {*known.takes} - {"kv_lora_rank"} <= family.config.model_fields.keys()
 
 
 def test_the_width_of_a_head_follows_the_family() -> None:

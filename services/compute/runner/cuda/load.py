@@ -35,7 +35,6 @@ from services.compute.layers.expert_link import (
     handed_bytes,
 )
 from services.compute.layers.paged_cache import PagedCache
-from services.compute.layers.parts import Attention
 from services.compute.layers.weighted_layers import (
     AnyLinear,
     KernelLinears,
@@ -50,7 +49,7 @@ from services.compute.runner.cuda.device_model import MachineSizes
 from services.compute.runner.cuda.executor import CudaExecutor, ServedExperts
 from services.compute.runner.cuda.expert_moves import ExpertMoves
 from services.compute.runner.cuda.handover import NO_HANDOVER, Handover, StageHandover
-from services.compute.runner.cuda.load_drafter import load_drafter
+from services.compute.runner.cuda.load_drafter import check_drafter, load_drafter
 from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import StepMachine, Uses
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
@@ -131,15 +130,11 @@ def _load(
 ) -> CudaExecutor:
     log, hashing = StartLog(device), begin_hashing(device)
     loader = ModelLoader.read(path, settings, device, ranks, stages)
+    check_drafter(loader)
     sizes = machine_sizes(loader)
     make_linear = _linears_of(loader)
     decoder = loader.decoder(make_linear)
     _check_experts(loader, decoder)
-    if any(isinstance(mixer, Attention) and mixer.part is not None for mixer in decoder.mixers):
-        raise ConfigError(
-            "compute.tensor_parallel_size: this model has a norm over the queries of all heads, "
-            "which is split over ranks on the CPU only; take 1 on a GPU."
-        )
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
     moves = expert_moves(loader, decoder, stream)
     make_drafter = load_drafter(loader, decoder, make_linear)

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from common.errors import ConfigError
+from common.head_folder import HeadFolder
 from common.speculative import WHERE
 from services.compute.kernels.tree_sum import NUM_SEGMENTS
 from services.compute.layers.weighted_layers import AnyLinear, KernelLinears
@@ -22,9 +23,18 @@ from services.compute.runner.cuda.medusa_passes import MedusaPasses
 from services.compute.runner.cuda.model_passes import ModelPasses, SmallModel
 from services.compute.runner.cuda.pass_drafter import PassDrafter
 from services.compute.runner.cuda.text_drafter import TextDrafter
-from services.compute.runner.head_folder import HeadFolder
 from services.compute.runner.head_loader import build_head, head_format
 from services.compute.runner.model_loader import ModelLoader
+
+
+def check_drafter(loader: ModelLoader) -> None:
+    """Raise ConfigError for a model of whose text nothing keeps all pages, if they are needed."""
+    has_weights = loader.drafter is not None or loader.head is not None
+    if has_weights and not any(span.is_full for span in loader.layout.spans):
+        raise ConfigError(
+            f"{WHERE}: no layer of this model sees its whole text, whose pages a draft model or a "
+            "head needs on a GPU; take the method ngram."
+        )
 
 
 def load_drafter(
@@ -33,11 +43,6 @@ def load_drafter(
     """What drafts for a model that is loaded, with its weights: all of it, on each rank."""
     if loader.drafter is None and loader.head is None:
         return TextDrafter
-    if not any(span.is_full for span in loader.layout.spans):
-        raise ConfigError(
-            f"{WHERE}: no layer of this model sees its whole text, whose pages a draft model or a "
-            "head needs on a GPU; take the method ngram."
-        )
     if make_linear.num_segments:
         make_linear = replace(make_linear, num_segments=NUM_SEGMENTS)
     if loader.head is not None:
@@ -76,12 +81,6 @@ def _head(
     heads = build_head(loader, folder, ends, make_linear)
     if isinstance(heads, MedusaHeads):
         return partial(PassDrafter, partial(MedusaPasses, heads, loader.max_drafts))
-    num_layers = model.shape.num_layers
-    if len(heads[0].layers) > 1 and num_layers in heads[0].layers:
-        raise ConfigError(
-            f"{WHERE}: this head sees what the last layer makes beside earlier ones, which is on "
-            "the CPU only so far; take another head or method."
-        )
     form, batch_invariant = head_format(loader, folder), loader.settings.batch_invariant
     about = folder.shape, tuple(make_linear.made)
 

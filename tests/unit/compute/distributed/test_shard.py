@@ -92,20 +92,15 @@ def test_one_rank_has_all() -> None:
     assert WHOLE.heads(8, 2) == HeadPart(range(8), range(2), 8, 2)
 
 
-def test_more_ranks_than_query_heads_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 8.* 4 query heads.* lower it"):
-        Shard(0, 8).heads(4, 2)
+def test_more_ranks_than_a_width_has_parts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"a width of 7.* lower it"):
         Shard(0, 8).part(7)
 
 
 @given(num_layers=st.integers(1, 80), count=st.integers(1, 8))
 def test_each_layer_is_of_one_stage_and_none_is_idle(num_layers: int, count: int) -> None:
+    assume(num_layers >= count)
     stages = [Shard(stage=number, num_stages=count) for number in range(count)]
-    if num_layers < count:
-        with pytest.raises(ConfigError, match=r"pipeline_parallel_size is .* lower it"):
-            stages[0].layers(num_layers)
-        return
     parts = [stage.layers(num_layers) for stage in stages]
     assert joined(parts) == [*range(num_layers)]
     assert {len(part) - num_layers // count for part in parts} <= {0, 1}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from common.decoder_shape import ARCHITECTURES
+from common.architectures import ARCHITECTURES
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.packing_runner import PackingRunner

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from common.architectures import ARCHITECTURES, REFUSED
 from common.errors import ModelError
 from services.compute.layers.parts import Temperature
 from services.compute.layers.rope import LinearScaling, RopeSpec
 from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.models.families import FAMILIES, ModelConfig, read_config
-from services.compute.models.family import REFUSED, WindowedConfig
+from services.compute.models.family import WindowedConfig
 from services.compute.models.llama import LLAMA, Ministral3Config
 from services.compute.models.weights import DummyWeights
 from tests.spans import spans_of
@@ -30,7 +31,7 @@ RAW: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "num_experts": 4,  # of mixtures
-    "num_experts_per_tok": 2,
+    "num_experts_per_tok": 1,
     "rms_norm_eps": 1e-5,
 }
 
@@ -142,7 +143,11 @@ UNSUPPORTED = {  # values that transformers has code for, and we do not
     "NemotronForCausalLM": {"hidden_act": "silu"},
     "Starcoder2ForCausalLM": {"hidden_act": "silu"},
 }
-FIELDS = [(name, field) for name in FAMILIES for field in FAMILIES[name].config.model_fields]
+FIELDS = [
+    (name, field)
+    for name in FAMILIES
+    for field in sorted({*FAMILIES[name].config.model_fields, *ARCHITECTURES[name].only})
+]
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
@@ -155,8 +160,8 @@ def test_a_value_that_makes_no_sense_is_refused_by_the_name_of_its_field(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_refuses_an_activation_that_it_does_not_have(name: str) -> None:
-    fields = FAMILIES[name].config.model_fields
-    activation = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    only = ARCHITECTURES[name].only
+    activation = "hidden_activation" if "hidden_activation" in only else "hidden_act"
     for value in ("swish_oai", "tanh"):
         with pytest.raises(ModelError, match=f"{activation} '{value}' is not supported"):
             config_of(architectures=[name], **{activation: value})

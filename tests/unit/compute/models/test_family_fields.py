@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from common.decoder_shape import ARCHITECTURES
+from common.architectures import ARCHITECTURES
 from common.errors import ModelError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from common.architectures import architecture_of
 from common.config import TelemetrySettings
-from common.decoder_shape import architecture_of
 from common.errors import ModelError
 from common.telemetry import log
 from services.compute.layers.weighted_layers import KernelLinears

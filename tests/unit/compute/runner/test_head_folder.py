@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
@@ -87,7 +86,7 @@ def test_of_next_token_layers_there_are_as_many_as_there_may_be_drafts(tmp_path:
     assert one.head and three.head
     assert (one.head.num_layers, three.head.num_layers) == (1, 3)
     assert three.head == five.head
-    sizes = [head.page_bytes(16, torch.float32) for head in (one.head, three.head)]
+    sizes = [head.page_bytes(16, 4) for head in (one.head, three.head)]
     assert sizes[1] == 3 * sizes[0]
 
 

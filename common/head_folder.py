@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
-from common.decoder_shape import DecoderShape, architecture_of, read_shape
+from common.architectures import (
+    ARCHITECTURES,
+    architecture_of,
+    check_values,
+    family_of,
+    language_fields,
+)
+from common.decoder_shape import DecoderShape, read_shape
 from common.draft_method import num_next_token_layers, said_method
 from common.errors import ConfigError, ModelError
 from common.model_folder import locate, read_model_config
 from common.speculative import WHERE, SpeculativeSettings
-from services.compute.models.draft_head import check_fits
-from services.compute.models.eagle3 import LAYER_NUMBERS, Eagle3Config
-from services.compute.models.families import ModelConfig
 
 MOST_HEADS = 16  # of Medusa: several times what was trained
 LAYER_FIELDS = "transformer_layer_config"  # in folders of speculators (vLLM's)
 LAYERS = ("llama", "qwen2", "eagle3")  # parts of names of architectures: what is like Llama's
+NUM_STATES = 3  # of the model, that EAGLE-3 sees
+LAYER_NUMBERS = "eagle_aux_hidden_state_layer_ids"
+EAGLE3_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "fc_norm": (False,),
+    "norm_output": (False,),
+    "parallel_draft_step": (1,),
+    "parallel_drafting": (False,),
+    "use_aux_hidden_state": (True,),
+    "use_mtp_layernorm": (False,),
+}
+"""Of fields that heads are trained with, the values with which they are computed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +53,33 @@ class HeadFolder:
 
     def seen_layers(self, num_layers: int) -> tuple[int, ...]:
         """Of a model with so many, those whose inputs it sees; behind the last: what that makes."""
-        if self.method != "eagle3":
-            return (num_layers,)
-        return Eagle3Config.read(self.raw).layers(num_layers)
+        return eagle3_layers(self.raw, num_layers) if self.method == "eagle3" else (num_layers,)
 
-    def page_bytes(self, page_tokens: int, dtype: torch.dtype) -> int:
+    def page_bytes(self, page_tokens: int, itemsize: int) -> int:
         """What a page is larger by: each layer has the states that it sees there."""
-        state_bytes = page_tokens * self.shape.hidden_size * dtype.itemsize
+        state_bytes = page_tokens * self.shape.hidden_size * itemsize
         if not self.has_layer:
             return state_bytes
-        layer_bytes = self.shape.layer_cache_bytes(page_tokens, dtype.itemsize)
+        layer_bytes = self.shape.layer_cache_bytes(page_tokens, itemsize)
         return self.num_layers * (state_bytes + layer_bytes)
 
 
-def read_head(
-    drafts: SpeculativeSettings | None, model_folder: Path, model: ModelConfig
-) -> HeadFolder | None:
+class DraftedFor(NamedTuple):
+    """The model that a head is to draft for."""
+
+    folder: Path
+    raw: Mapping[str, Any]  # its config.json
+    shape: DecoderShape
+    on_gpus: bool
+
+
+def read_head(drafts: SpeculativeSettings | None, model: DraftedFor) -> HeadFolder | None:
     """None if no head drafts; ConfigError for one that cannot draft for this model."""
     if drafts is None or not drafts.is_head:
         return None
     try:
         if drafts.method == "mtp":
-            return _next_token(model_folder, model, drafts.max_drafts)
+            return _next_token(model, drafts.max_drafts)
         folder = locate(drafts.model, drafts.revision)
         raw = read_model_config(folder)
         if drafts.method == "medusa":
@@ -71,8 +89,39 @@ def read_head(
         raise ConfigError(f"{WHERE}: {drafts.model or drafts.method}: {error}") from error
 
 
+def eagle3_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Of a model with so many, those whose inputs such a head sees."""
+    layers = _numbers(raw)
+    if not layers:
+        # SpecForge's and ModelOpt's trainers see what layers make, by default 1, n/2 - 1 and
+        # n - 4, as TensorRT-LLM does with such heads: [1, 17, 32] of 36 in nvidia/
+        # gpt-oss-120b-Eagle3-long-context, which vLLM takes a layer too early. Others write
+        # there what vLLM takes as it stands, numbers of inputs: [24, 30, 36] in nvidia/
+        # gpt-oss-120b-Eagle3-v3. The first number tells them apart, as in SGLang for DeepSeek's
+        # models: nobody is known to train with the input of layer 1.
+        inner = _numbers(raw.get("eagle_config") or {})
+        layers = tuple(layer + (inner[0] == 1) for layer in inner)
+    layers = layers or (2, num_layers // 2, num_layers - 3)
+    if len(layers) != NUM_STATES or not all(0 <= layer <= num_layers for layer in layers):
+        raise ModelError(
+            f"config.json: the head sees the layers {list(layers)}, and the model has "
+            f"{num_layers}; {NUM_STATES} of them are needed."
+        )
+    return layers
+
+
+def _numbers(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    numbers = fields.get(LAYER_NUMBERS) or []
+    if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
+        raise ModelError(
+            f"config.json: {LAYER_NUMBERS} {str(numbers)[:60]!r} is not supported; it has to be a "
+            "list of numbers of layers."
+        )
+    return tuple(numbers)
+
+
 def _eagle(
-    folder: Path, raw: Mapping[str, Any], model: ModelConfig, drafts: SpeculativeSettings
+    folder: Path, raw: Mapping[str, Any], model: DraftedFor, drafts: SpeculativeSettings
 ) -> HeadFolder:
     name, fields = architecture_of(raw), _layer_fields(raw)
     names = f"{name} {architecture_of(fields)}".lower()
@@ -89,10 +138,26 @@ def _eagle(
             f"config.json: num_hidden_layers is {shape.num_layers}; heads of one layer are "
             "supported."
         )
-    check_fits(shape, model.shape)
-    head = HeadFolder(drafts.method, folder, fields, shape)
-    head.seen_layers(model.shape.num_layers)  # says now what is not supported
-    return head
+    for size in ("vocab_size", "hidden_size"):
+        own, wanted = getattr(shape, size), getattr(model.shape, size)
+        if own != wanted:
+            raise ModelError(
+                f"config.json: {size} is {own}, and {wanted} in the model that it is to draft for; "
+                "take a head that was trained for this model."
+            )
+    if drafts.method == "eagle3":
+        _check_eagle3(fields, model)
+    return HeadFolder(drafts.method, folder, fields, shape)
+
+
+def _check_eagle3(fields: Mapping[str, Any], model: DraftedFor) -> None:
+    check_values(fields, EAGLE3_ONLY)
+    num_layers = model.shape.num_layers
+    if num_layers in eagle3_layers(fields, num_layers) and model.on_gpus:
+        raise ModelError(
+            "this head sees what the last layer makes beside earlier ones, which is on the CPU "
+            "only so far; take another head or method."
+        )
 
 
 def _layer_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +176,7 @@ def _layer_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _medusa(
-    folder: Path, raw: Mapping[str, Any], model: ModelConfig, drafts: SpeculativeSettings
+    folder: Path, raw: Mapping[str, Any], model: DraftedFor, drafts: SpeculativeSettings
 ) -> HeadFolder:
     num_heads = _count(raw, "medusa_num_heads", "num_heads")
     num_blocks = _count(raw, "medusa_num_layers", "num_hidden_layers")
@@ -133,15 +198,16 @@ def _count(raw: Mapping[str, Any], name: str, in_vllm: str) -> int:
     return value
 
 
-def _next_token(folder: Path, model: ModelConfig, max_drafts: int) -> HeadFolder:
+def _next_token(model: DraftedFor, max_drafts: int) -> HeadFolder:
     """Of the layers as many as there may be drafts: more would make none."""
-    if model.family.next_token_layers is None:
+    fields = language_fields(model.raw)
+    if not ARCHITECTURES[family_of(model.raw)].has_next_tokens:
         raise ModelError(
             "models of this family have no layers that predict further tokens, or in another form; "
             "those of DeepSeek V3 and GLM-4.5 are read. Take another method."
         )
-    num_layers = min(num_next_token_layers(model.raw), max_drafts)
-    return HeadFolder("mtp", folder, model.raw, _one_layer(model.shape), num_layers)
+    num_layers = min(num_next_token_layers(fields), max_drafts)
+    return HeadFolder("mtp", model.folder, fields, _one_layer(model.shape), num_layers)
 
 
 def _one_layer(shape: DecoderShape) -> DecoderShape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import ModelError
-from services.compute.models.eagle3 import Eagle3Config
+from common.head_folder import eagle3_layers
 
 NAME = "eagle_aux_hidden_state_layer_ids"
 
@@ -29,10 +29,10 @@ NAME = "eagle_aux_hidden_state_layer_ids"
 def test_layers_are_counted_as_whoever_wrote_them_counts(
     config: dict[str, object], num_layers: int, layers: tuple[int, ...]
 ) -> None:
-    assert Eagle3Config.read(config).layers(num_layers) == layers
+    assert eagle3_layers(config, num_layers) == layers
 
 
 @pytest.mark.parametrize("numbers", [[2, 18, 37], [2, 18], [2, 46, 91, 93]])
 def test_other_than_three_layers_of_the_model_are_refused(numbers: list[int]) -> None:
     with pytest.raises(ModelError, match=f"the head sees the layers .*{numbers[-1]}.*, and the mo"):
-        Eagle3Config.read({NAME: numbers}).layers(36)
+        eagle3_layers({NAME: numbers}, 36)
