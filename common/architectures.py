@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common.errors import ModelError
+from common.model_folder import Pooling, read_pooling
 from common.quantization import read_quantization
 
 SILU: Mapping[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
@@ -317,6 +319,20 @@ def language_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(fields, Mapping):
         raise ModelError("config.json: text_config is missing; download it again.")
     return {**family.defaults, **fields}
+
+
+def model_pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling | None:
+    """How the model of a folder pools, whose config.json is `raw`.
+
+    Raises ModelError for one that neither pools nor has a head: there is nothing to ask of it.
+    """
+    pooling = read_pooling(folder)
+    if pooling is None and is_headless(raw):
+        raise ModelError(
+            f"{folder}: {architecture_of(raw)} has no head to generate with, and no modules.json "
+            "says how to make embeddings with it. Give the folder of the whole model."
+        )
+    return pooling
 
 
 def check_fields(family: Architecture, fields: Mapping[str, Any]) -> None:

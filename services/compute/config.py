@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from common.config import GRACE, MAX_NUM_SEQS, MAX_STEP_TOKENS, Settings
+from common.expert_spread import Spread
 
 MAX_RANKS = 64  # more than one host has GPUs
 
@@ -191,3 +192,7 @@ class ComputeSettings(Settings):
     def num_ranks(self) -> int:
         """Processes that make each step together; on GPUs each has one."""
         return self.tensor_parallel_size * self.prefill_context_parallel_size
+
+    @property
+    def spread(self) -> Spread:
+        return Spread(*(getattr(self, name) for name in Spread._fields))

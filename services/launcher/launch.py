@@ -59,7 +59,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     with contextlib.ExitStack() as stack:
         console = stack.enter_context(opened_console(plan))
         out, err, terminal = console.out, console.err, console.terminal
-        front = Front(plan.value("router", "host"), port_of(plan))
+        front = Front(plan.value("router", "host"), plan.port)
         stack.callback(front.close)
         machine = look(env)
         check_ranks(plan, device_of(plan, machine), len(gpus_in(env)))
@@ -172,13 +172,6 @@ def _program() -> str:
     """`slipstream`, or its path where the shell finds no such command, as after `make serve`."""
     is_named = os.path.basename(sys.argv[0]) == "slipstream"
     return sys.argv[0] if is_named and not shutil.which("slipstream") else "slipstream"
-
-
-def port_of(plan: Plan) -> int:
-    text = plan.value("router", "port")
-    if not text.isdigit() or int(text) > 65535:
-        raise ConfigError(f"[router] port: should be a number from 0 to 65535 (it is {text})")
-    return int(text)
 
 
 def write_settings(path: str, text: str) -> None:

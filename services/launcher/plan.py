@@ -36,7 +36,7 @@ from services.launcher.replicas import MAX_PROCESSES, ScaleError
 from services.router.config import RouterSettings
 from services.tokenizer.config import TokenizerSettings
 
-# Only the types: a service checks its own table and reports what is wrong in it.
+# Only the types: what goes with a machine or a model is for the service to say.
 SETTINGS: Mapping[str, type[Settings]] = {
     **SHARED_SETTINGS,
     "router": RouterSettings,
@@ -47,7 +47,6 @@ SETTINGS: Mapping[str, type[Settings]] = {
 }
 INBOX = "ipc://{run_dir}/{name}.sock"
 ROUTERS_FILE = "routers"  # in the run directory: the inboxes of all routers, now and later
-DEFAULT_GRACE_S = 30.0
 IDLE_S = 600.0  # until a compute ends of which none need run
 MIN_CPUS = 8  # with fewer, a core is worth more to the other services
 MIN_COMMON_CPUS = 4  # router, tokenizer, detokenizer, and what else runs on the machine
@@ -80,6 +79,14 @@ class Plan:
     renamed: Sequence[RenamedSetting] = ()
     ray: RaySettings = RaySettings.model_validate({})
 
+    @property
+    def compute(self) -> ComputeSettings:
+        return ComputeSettings.model_validate(self.tables.get("compute", {}))
+
+    @property
+    def port(self) -> int:
+        return RouterSettings.model_validate(self.tables.get("router", {})).port
+
     def value(self, table: str, field: str) -> str:
         default = SETTINGS[table].model_fields[field].default
         return str(self.tables.get(table, {}).get(field, default))
@@ -93,39 +100,31 @@ class Plan:
     @property
     def num_ranks(self) -> int:
         """Processes that each layer of a compute is split over."""
-        return self._size("tensor_parallel_size")
+        return self.compute.tensor_parallel_size
 
     @property
     def num_stages(self) -> int:
         """Processes that a compute's layers are split over."""
-        return self._size("pipeline_parallel_size")
+        return self.compute.pipeline_parallel_size
 
     @property
     def num_copies(self) -> int:
         """Processes of a compute that have the whole model each, and share prompts."""
-        return self._size("prefill_context_parallel_size")
+        return self.compute.prefill_context_parallel_size
 
     @property
     def num_processes(self) -> int:
         """Of each compute; on GPUs each has one."""
         return self.num_ranks * self.num_stages * self.num_copies
 
-    def _size(self, name: str) -> int:
-        text = self.value("compute", name)
-        return max(1, int(text)) if text.isdecimal() else 1  # compute reports a mistake
-
     @property
     def grace_s(self) -> float:
         """The longest grace time of any service."""
-        try:
-            return max(float(self.value(service, "grace_s")) for service in SERVICE_TABLES)
-        except ValueError:
-            return DEFAULT_GRACE_S  # the service reports the mistake
+        return max(float(self.value(service, "grace_s")) for service in SERVICE_TABLES)
 
     @property
     def needs_weights(self) -> bool:
-        dummy = self.value("compute", "load_format") == "dummy"
-        return not dummy and self.value("compute", "device") != "sim"
+        return self.compute.load_format != "dummy" and self.compute.device != "sim"
 
 
 def make_plan(
@@ -135,7 +134,8 @@ def make_plan(
     counts: Counts,
     autoscale: Mapping[str, CountRange] | None = None,
 ) -> Plan:
-    """Merge the settings of file, environment and options; ConfigError for the shared tables."""
+    """Merge the settings of file, environment and options; ConfigError for what is wrong in them,
+    which is not to be found when a model has been downloaded."""
     autoscale = autoscale or {}
     for service, scaled in autoscale.items():
         if getattr(counts, service) > scaled.most:
@@ -152,6 +152,8 @@ def make_plan(
         written.renamed,
         written.validated(RaySettings, "ray"),
     )
+    for service in SERVICE_TABLES:
+        written.validated(SETTINGS[service], service)
     written.check()
     return plan
 

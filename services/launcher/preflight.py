@@ -14,20 +14,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
+from common.architectures import model_pooling
 from common.decoder_shape import DecoderShape, check_split, read_shape
-from common.draft_method import num_next_token_layers
 from common.errors import ConfigError, ModelError
-from common.expert_shape import check_spread
+from common.expert_spread import recorded_counts
+from common.head_folder import DraftedFor, read_head
 from common.host import available_memory, is_fast_at_bf16
-from common.model_folder import read_model_config, sampling_defaults
+from common.model_folder import read_model_config, read_pooling, sampling_defaults
 from common.quantization import QuantizationConfig, check_at_load, read_quantization
-from common.speculative import DraftPlace, check_place
+from common.speculative import DraftPlace, check_place, check_vocabulary
 from common.tokenizer_file import needed_tokenizer_file
 from services.launcher.drafter import drafts_of, named_drafter, with_drafter
 from services.launcher.model import has_weights, weight_bytes
-from services.launcher.plan import SETTINGS, Plan
+from services.launcher.plan import Plan
 
 # NVIDIA's devices on Linux, in WSL and on Jetson boards.
 DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvmap")
@@ -35,7 +36,7 @@ QUERY = ("--query-gpu=index,uuid,memory.total,memory.used", "--format=csv,nohead
 QUERY_WITHIN_S = 1.2  # an idle driver takes a while to wake
 MIB = 1 << 20
 GIB = 1 << 30
-DEVICES = get_args(SETTINGS["compute"].model_fields["device"].annotation)
+MOST_GIB = 1e9  # of swap space, more than any machine has
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CODE_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5, "fp4": 0.5}
 
@@ -123,9 +124,7 @@ class Need:
 
 def device_of(plan: Plan, machine: Machine) -> Literal["cpu", "cuda", "sim"]:
     """Return the device that compute takes; ConfigError if it is not there."""
-    name = plan.value("compute", "device")
-    if name not in DEVICES:
-        raise ConfigError(f"[compute] device: there is no {name}; there are {', '.join(DEVICES)}")
+    name = plan.compute.device
     if name == "cuda" and machine.why_no_gpu:
         raise ConfigError(f"--device cuda: {machine.why_no_gpu}; --device cpu works without")
     if name == "sim":
@@ -176,7 +175,7 @@ def split_option(plan: Plan) -> str:
 
 
 def _check_stages(plan: Plan, option: str) -> None:
-    if plan.value("compute", "pipeline_stages") not in ("", "()", "[]"):
+    if plan.compute.pipeline_stages:
         raise ConfigError(
             f"{option}: stages on other hosts meet a compute service that is started by itself, as "
             "in a container; leave [compute] pipeline_stages out"
@@ -193,22 +192,22 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         sampling_defaults(folder)
         raw = read_model_config(folder)
         shape, quantization = read_shape(raw), read_quantization(raw)
+        model_pooling(folder, raw)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}".replace(f"{folder}: {folder}", str(folder))) from None
-    _check_drafts(plan, device, raw)
-    check_at_load(quantization, plan.value("compute", "quantization"))
+    _check_place(plan, device)
+    settings = plan.compute
+    check_at_load(quantization, settings.quantization)
     check_split(shape, plan.num_ranks, plan.num_stages, device == "cuda")
-    if plan.value("compute", "enable_expert_parallel").lower() == "true":
-        check_spread(shape.experts, plan.num_ranks)
+    _check_experts(plan, device, shape)
     longest = shape.max_position_embeddings
-    max_model_len = _whole(plan, "max_model_len")
-    if max_model_len > longest:
+    if settings.max_model_len > longest:
         raise ConfigError(
-            f"--max-model-len {max_model_len}: the model's positions end at {longest} "
+            f"--max-model-len {settings.max_model_len}: the model's positions end at {longest} "
             "(max_position_embeddings in its config.json); lower it"
         )
-    dtype = plan.value("compute", "dtype")
-    if dtype not in ITEM_BYTES:
+    dtype: str = settings.dtype
+    if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" or machine.fast_bf16 else "float32"
     is_coded = device == "cuda" or dtype == "bfloat16"
     need = _need(plan, folder, shape, quantization, dtype, is_coded)
@@ -226,20 +225,37 @@ def inspect(plan: Plan, machine: Machine, folder: Path) -> None:
     check(plan, machine, folder)
     if device_of(plan, machine) != "sim":
         checked = partial(check, machine=machine, folder=folder)
-        with_drafter(plan, checked, with_weights=False)
+        _check_drafter(with_drafter(plan, checked, with_weights=False), machine, folder)
 
 
-def _check_drafts(plan: Plan, device: str, raw: Mapping[str, Any]) -> None:
-    if (drafts := drafts_of(plan)) is None:
+def _check_place(plan: Plan, device: str) -> None:
+    if (drafts := drafts_of(plan)) is not None:
+        sizes = plan.num_ranks, plan.num_copies, plan.num_stages
+        check_place(drafts, DraftPlace(device == "cuda", *sizes))
+
+
+def _check_drafter(plan: Plan, machine: Machine, folder: Path) -> None:
+    """Raise ConfigError for a drafter, which is here but for its weights, of another model."""
+    drafts, raw = drafts_of(plan), read_model_config(folder)
+    if drafts is None or read_pooling(folder) is not None:
         return
-    check_place(
-        drafts, DraftPlace(device == "cuda", plan.num_ranks, plan.num_copies, plan.num_stages)
-    )
-    if drafts.method == "mtp":
-        try:
-            num_next_token_layers(raw)
-        except ModelError as error:
-            raise ConfigError(f"--speculative-config: mtp: {error}") from None
+    shape = read_shape(raw)
+    read_head(drafts, DraftedFor(folder, raw, shape, device_of(plan, machine) == "cuda"))
+    if drafts.method == "draft_model":
+        small = Path(drafts.model)
+        small_raw = read_model_config(small)
+        check_at_load(read_quantization(small_raw), plan.compute.quantization)
+        sizes = shape.vocab_size, read_shape(small_raw).vocab_size
+        check_vocabulary(drafts.model, (folder, small), sizes)
+
+
+def _check_experts(plan: Plan, device: str, shape: DecoderShape) -> None:
+    """Raise ConfigError for whole experts that cannot be had."""
+    settings = plan.compute
+    settings.spread.check_device(device == "cuda")
+    settings.spread.check(shape.experts, settings.tensor_parallel_size)
+    if settings.expert_counts and shape.experts is not None:
+        recorded_counts(Path(settings.expert_counts), shape.experts.num_experts)
 
 
 def _need(
@@ -255,19 +271,20 @@ def _need(
     Where `is_coded`, quantized weights count as codes; else as the numbers that they stand for, by
     which a CPU multiplies where the dtype is not bfloat16.
     """
-    kind = plan.value("compute", "quantization") if quantization is None else quantization.kind
+    settings = plan.compute
+    kind = settings.quantization if quantization is None else quantization.kind
     num_coded = shape.num_layer_weights
     if quantization is not None and quantization.of_experts:
         num_coded = shape.num_expert_weights
     item_bytes = kv_bytes = ITEM_BYTES[dtype]
-    if plan.value("compute", "kv_cache_dtype") in ("fp8", "int8"):
+    if settings.kv_cache_dtype != "auto":
         kv_bytes = 1
     weights = shape.num_weights * item_bytes
-    if plan.value("compute", "load_format") != "dummy" and has_weights(folder):
+    if settings.load_format != "dummy" and has_weights(folder):
         weights = weight_bytes(folder, item_bytes)
-    tokens = _whole(plan, "max_batched_token_mem") or _whole(plan, "max_model_len")
-    tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)
-    positions = _whole(plan, "max_model_len") or shape.max_position_embeddings
+    tokens = settings.max_batched_token_mem or settings.max_model_len
+    tokens = tokens or min(settings.page_tokens, shape.max_position_embeddings)
+    positions = settings.max_model_len or shape.max_position_embeddings
     if is_coded and kind in CODE_BYTES:
         weights = (shape.num_weights - num_coded) * item_bytes + int(num_coded * CODE_BYTES[kind])
         dtype = f"{kind} and {dtype}"
@@ -275,7 +292,7 @@ def _need(
         weights=weights,
         cache=shape.cache_bytes(tokens, kv_bytes) + shape.position_bytes(positions),
         cache_tokens=tokens,
-        swap=int(_number(plan, "swap_space") * GIB),
+        swap=int(min(settings.swap_space, MOST_GIB) * GIB),
         dtype=dtype,
     )
 
@@ -298,7 +315,7 @@ def _drafter_bytes(plan: Plan, dtype: str, is_coded: bool) -> int:
 
 
 def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
-    share, count = _number(plan, "gpu_memory_utilization"), plan.num_processes
+    share, count = plan.compute.gpu_memory_utilization, plan.num_processes
     parts = count // plan.num_copies
     for number, gpu in enumerate(machine.gpus[: plan.most_computes * count]):
         room = int(gpu.total_bytes * share) - gpu.used_bytes
@@ -345,16 +362,3 @@ def _advice(need: Need) -> str:
 def gib(size: int) -> str:
     """Write a size in GiB, a small one in MiB."""
     return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):,.1f} MiB"
-
-
-def _whole(plan: Plan, field: str) -> int:
-    return int(_number(plan, field))
-
-
-def _number(plan: Plan, field: str) -> float:
-    """Return one of compute's numbers; 0 for a value that compute is going to refuse."""
-    try:
-        value = float(plan.value("compute", field))
-    except ValueError:
-        return 0.0
-    return value if 0 < value < 1e18 else 0.0

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.distributed.context import ALL_HERE, DealtTokens
 from services.compute.distributed.ranks import ALONE, Ranks
@@ -330,9 +329,8 @@ def load_eager(
 
     Every rank and every stage does the same.
     """
+    settings.spread.check_device(on_gpus=False)
     loader = ModelLoader.read(path, settings, CPU, ranks, stages)
-    if settings.enable_eplb:
-        raise ConfigError("compute.enable_eplb: experts are exchanged on GPUs only; leave it out.")
     shape, num_processes = loader.config.shape, ranks.size * stages.num_here
     split, context = loader.ranks, loader.context
     torch.set_num_threads(choose_threads(settings, shape, loader.dtype, num_processes))

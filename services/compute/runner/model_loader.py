@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from common.architectures import model_pooling
 from common.decoder_shape import DecoderShape, check_split
 from common.errors import ConfigError
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
@@ -43,7 +44,6 @@ from services.compute.quantization.at_load import Quantization
 from services.compute.quantization.config import format_of
 from services.compute.runner.expert_placement import expert_placement
 from services.compute.runner.notices import log_notices
-from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
 
 L = TypeVar("L")

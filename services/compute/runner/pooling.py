@@ -5,15 +5,11 @@ Shape legend: E hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from common.architectures import architecture_of, is_headless
-from common.errors import ModelError
-from common.model_folder import Pooling, read_pooling
+from common.model_folder import Pooling
 from services.compute.runner.uploads import StepUpload
 from services.compute.step import Float32Array
 
@@ -33,20 +29,6 @@ class PooledTokens(NamedTuple):
     begins: bool
     ends: bool
     total: int
-
-
-def model_pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling | None:
-    """How the model of a folder pools, whose config.json is `raw`.
-
-    Raises ModelError for one that neither pools nor has a head: there is nothing to ask of it.
-    """
-    pooling = read_pooling(folder)
-    if pooling is None and is_headless(raw):
-        raise ModelError(
-            f"{folder}: {architecture_of(raw)} has no head to generate with, and no modules.json "
-            "says how to make embeddings with it. Give the folder of the whole model."
-        )
-    return pooling
 
 
 def pooled_tokens(upload: StepUpload, pooling: Pooling) -> list[PooledTokens]:

@@ -21,7 +21,7 @@ from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED, ConfigError
 from common.run_dir import private_run_dir
 from services.launcher.autoscale import Autoscaler
 from services.launcher.front import desired_replicas
-from services.launcher.launch import banner, has_api_keys, opened_console, port_of, scalable
+from services.launcher.launch import banner, has_api_keys, opened_console, scalable
 from services.launcher.on_ray.places import Needs, needs_of
 from services.launcher.plan import Plan, scaled_router
 from services.launcher.supervisor import SAY_WAITING_S
@@ -40,7 +40,6 @@ def launch_on_ray(plan: Plan, env: Mapping[str, str]) -> int:
         raise ConfigError("--on ray: Ray is not installed here; pip install 'slipstream[ray]'")
     if plan.autoscale:  # now, since all routers are to have the same token
         plan = replace(plan, tables={**plan.tables, "router": scaled_router(plan)})
-    port_of(plan)  # or the complaint about it
     check_address(plan.ray.address or env.get("RAY_ADDRESS") or last_address(env))
     import ray
 

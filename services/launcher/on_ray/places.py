@@ -9,7 +9,7 @@ from common.config import SERVICE_TABLES, ModelSettings, Tables
 from common.errors import ConfigError
 from common.link.resolve import TcpPlace
 from services.launcher.plan import ROUTERS_FILE, Counts, Plan, tables_of_run
-from services.launcher.preflight import DEVICES, check_ranks, split_option
+from services.launcher.preflight import check_ranks, split_option
 
 STAGES = ("compute", "tokenizer", "detokenizer")  # what is kept together: compute is the largest
 CPUS_OF_COMPUTE = {"cuda": 1.0, "sim": 1.0, "cpu": 2.0}  # one thread drives a GPU
@@ -38,11 +38,9 @@ def needs_of(plan: Plan, has_gpus: bool) -> Needs:
         raise ConfigError(
             "--pin on: Ray chooses the cores of its nodes; leave it out with --on ray"
         )
-    device = plan.value("compute", "device")
+    device: str = plan.compute.device
     if device == "auto":
         device = "cuda" if has_gpus else "cpu"
-    if device not in CPUS_OF_COMPUTE:
-        raise ConfigError(f"[compute] device: there is no {device}; there are {', '.join(DEVICES)}")
     check_ranks(plan, device, num_gpus=0)
     gpus, count = plan.ray.compute_gpus, plan.num_processes
     if gpus > 0 and count > 1:

@@ -147,8 +147,8 @@ class ServiceProcess:
             env[LAUNCHER_FD_VARIABLE] = str(read_fd)
             fds: tuple[int, ...] = (read_fd,)
             if self._service == "router":
-                port = int(plan.value("router", "port"))
-                self._front = Front(plan.value("router", "host"), port and port + self._index)
+                port = plan.port and plan.port + self._index
+                self._front = Front(plan.value("router", "host"), port)
                 stack.callback(self._front.close)
                 env[LISTEN_FD_VARIABLE] = str(self._front.fd)
                 fds = (read_fd, self._front.fd)

@@ -10,9 +10,10 @@ import pytest
 
 from common.errors import ConfigError
 from common.expert_shape import ExpertShape
+from common.expert_spread import recorded_counts
 from common.messages.experts import ExpertLoad
 from services.compute.config import ComputeSettings
-from services.compute.runner.expert_placement import expert_placement, recorded_counts
+from services.compute.runner.expert_placement import expert_placement
 from services.router.expert_metrics import METRICS
 from tests.unit.compute.distributed.rank_threads import Meeting, ThreadRanks
 

@@ -64,7 +64,7 @@ def test_a_compute_takes_what_all_its_processes_need() -> None:
             "takes 2 whole GPUs for each compute",
         ),
         ({"compute__tensor_parallel_size": "2", "compute__device": "sim"}, "no model to split"),
-        ({"compute__device": "tpu"}, "there is no tpu; there are auto, cpu, cuda, sim"),
+        ({"compute__device": "tpu"}, "DEVICE: should be 'auto', 'cpu'"),
     ],
 )
 def test_what_cannot_be_had_on_ray_is_refused(env: dict[str, str], complaint: str) -> None:
