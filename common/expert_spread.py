@@ -16,7 +16,7 @@ SAMPLE = re.compile(
 )
 
 
-class Spread(NamedTuple):
+class ExpertSpread(NamedTuple):
     """Compute's settings, but for the number of processes."""
 
     enable_expert_parallel: bool

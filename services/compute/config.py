@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from common.config import GRACE, MAX_NUM_SEQS, MAX_STEP_TOKENS, Settings
-from common.expert_spread import Spread
+from common.expert_spread import ExpertSpread
 
 MAX_RANKS = 64  # more than one host has GPUs
 
@@ -194,5 +194,5 @@ class ComputeSettings(Settings):
         return self.tensor_parallel_size * self.prefill_context_parallel_size
 
     @property
-    def spread(self) -> Spread:
-        return Spread(*(getattr(self, name) for name in Spread._fields))
+    def spread(self) -> ExpertSpread:
+        return ExpertSpread(*(getattr(self, name) for name in ExpertSpread._fields))

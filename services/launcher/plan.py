@@ -152,8 +152,8 @@ def make_plan(
         written.renamed,
         written.validated(RaySettings, "ray"),
     )
-    for service in SERVICE_TABLES:
-        written.validated(SETTINGS[service], service)
+    for table in ("links", *SERVICE_TABLES):
+        written.validated(SETTINGS[table], table)
     written.check()
     return plan
 

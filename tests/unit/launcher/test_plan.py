@@ -88,6 +88,7 @@ def release(version: str) -> list[int]:
         ("TOKENIZER__POOL_SIZ", "1", "no such setting; did you mean pool_size?"),
         ("ROUTER__PORT", "70000", "should be less than or equal to 65535"),
         ("DETOKENIZER__GRACE_S", "soon", "should be a valid number"),
+        ("LINKS__ROUTER", "tcp://a:1", "no such setting; did you mean routers?"),
     ],
 )
 def test_a_mistake_in_any_table_is_named_before_a_model_is_looked_for(

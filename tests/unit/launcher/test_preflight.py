@@ -276,12 +276,6 @@ def test_a_model_with_fewer_query_heads_than_ranks_is_refused(tmp_path: Path) ->
     assert said.startswith("compute.tensor_parallel_size is 8, and the model has 4 query heads")
 
 
-def test_experts_that_a_model_has_not_are_not_spread(tmp_path: Path) -> None:
-    settings: Tables = {"compute": {"tensor_parallel_size": 2, "enable_expert_parallel": True}}
-    said = refused(plan_of(settings), folder_of(tmp_path), SERVER)
-    assert said.startswith("enable_expert_parallel: the model is no mixture of experts")
-
-
 def test_a_config_that_is_no_json_is_named_once(tmp_path: Path) -> None:
     (folder_of(tmp_path) / "config.json").write_text("{")
     said = refused(plan_of(), tmp_path, SERVER)

@@ -100,3 +100,9 @@ def test_whole_experts_that_cannot_be_had_are_refused(
     check(plan_of(tensor_parallel_size=2, **spread), SERVER, folder)
     with pytest.raises(ConfigError, match=f"^compute.{says}|^compute.num_redundant.*{says}"):
         check(plan_of(tensor_parallel_size=2, **(spread | settings)), machine, folder)
+
+
+def test_experts_that_a_model_has_not_are_not_spread(tmp_path: Path) -> None:
+    plan = plan_of(tensor_parallel_size=2, enable_expert_parallel="on")
+    with pytest.raises(ConfigError, match="^enable_expert_parallel: the model is no mixture of ex"):
+        check(plan, SERVER, folder_of(tmp_path, "LlamaForCausalLM"))
