@@ -335,16 +335,32 @@ def model_pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling | None:
     return pooling
 
 
+ROTATIONS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+
+
 def check_fields(family: Architecture, fields: Mapping[str, Any]) -> None:
     """Raise ModelError for a value that would change what the model says and is not computed."""
     check_values(fields, family.only)
     rotation = fields.get("rope_parameters") or fields.get("rope_scaling")
-    of_both = {**rotation, **fields} if isinstance(rotation, Mapping) else fields
-    for name in REFUSED.keys() & of_both.keys() - {*family.takes}:
-        if of_both[name]:
+    of_both = fields
+    if isinstance(rotation, Mapping):
+        _check_rotation(rotation)
+        of_both = {**rotation, **fields}
+    for name, what in REFUSED.items():
+        if of_both.get(name) and name not in family.takes:
             raise ModelError(
-                f"config.json: {name} {str(of_both[name])[:60]!r} is not supported "
-                f"({REFUSED[name]})."
+                f"config.json: {name} {str(of_both[name])[:60]!r} is not supported ({what})."
+            )
+
+
+def _check_rotation(rotation: Mapping[str, Any]) -> None:
+    """Of all layers, or of each type of them in a table of its own."""
+    for values in [each for each in rotation.values() if isinstance(each, Mapping)] or [rotation]:
+        kind = str(values.get("rope_type") or values.get("type") or "default")
+        if kind not in ROTATIONS and "long_factor" not in values:
+            raise ModelError(
+                f"config.json: rope scaling {kind[:80]!r} is not supported; these are: "
+                f"{', '.join(ROTATIONS)}."
             )
 
 

@@ -52,11 +52,13 @@ def read_quantization(raw: Mapping[str, Any]) -> QuantizationConfig | None:
         raise ModelError(f"config.json: quantization_config makes no sense: {error!r}.") from error
 
 
-def check_at_load(config: QuantizationConfig | None, wanted: str) -> None:
+def check_at_load(
+    config: QuantizationConfig | None, wanted: str, model: object = "this model"
+) -> None:
     """Raise ConfigError if weights that are quantized already are wanted in another kind."""
     if config is not None and wanted not in ("auto", config.kind):
         raise ConfigError(
-            f"compute.quantization is {wanted}, and the weights of this model are quantized "
+            f"compute.quantization is {wanted}, and the weights of {model} are quantized "
             f"already ({config.kind}); leave it out, or take the model without quantization."
         )
 

@@ -244,7 +244,7 @@ def _check_drafter(plan: Plan, machine: Machine, folder: Path) -> None:
     if drafts.method == "draft_model":
         small = Path(drafts.model)
         small_raw = read_model_config(small)
-        check_at_load(read_quantization(small_raw), plan.compute.quantization)
+        check_at_load(read_quantization(small_raw), plan.compute.quantization, small)
         sizes = shape.vocab_size, read_shape(small_raw).vocab_size
         check_vocabulary(drafts.model, (folder, small), sizes)
 

@@ -238,11 +238,6 @@ def read_rope(
     if kind == "dynamic" and values.get("alpha"):  # Hunyuan: a larger base at every length
         theta *= _above(values, "alpha") ** (head_dim / (head_dim - 2))
         kind = "default"
-    if kind not in SCALINGS:
-        raise ModelError(
-            f"config.json: rope scaling {kind[:80]!r} is not supported; these are: "
-            f"{', '.join(sorted(SCALINGS))}."
-        )
     scaling = SCALINGS[kind](values, raw)
     spec = RopeSpec(head_dim, rotary_dim, theta, scaling, family.interleaved)
     if isinstance(scaling, LongRopeScaling):

@@ -10,12 +10,13 @@ from typing import Any, get_args
 
 import pytest
 
-from common.architectures import ARCHITECTURES
+from common.architectures import ARCHITECTURES, ROTATIONS
 from common.config import Tables
 from common.decoder_shape import read_shape
 from common.errors import ConfigError, ModelError, SlipstreamError
 from common.gguf.folder import INDEX_NAME
 from services.compute.config import ComputeSettings
+from services.compute.layers.rope import SCALINGS
 from services.compute.models.families import FAMILIES
 from services.launcher.plan import Counts, Plan, make_plan
 from services.launcher.preflight import ITEM_BYTES, Gpu, Machine, check, check_ranks, device_of
@@ -383,6 +384,7 @@ def test_launcher_and_compute_know_the_same() -> None:
     fields = ComputeSettings.model_fields
     assert set(get_args(fields["dtype"].annotation)) == {"auto", *ITEM_BYTES}
     assert set(FAMILIES) == set(ARCHITECTURES)
+    assert set(SCALINGS) == set(ROTATIONS)
     for name, family in FAMILIES.items():
         known = ARCHITECTURES[name]
         assert known.has_next_tokens == (family.next_token_layers is not None)

@@ -60,6 +60,7 @@ def test_a_norm_over_all_heads_is_split_on_cpus_only(name: str, tmp_path: Path) 
             "kv_lora_rank .* as Mistral 4",
         ),
         ("MistralForCausalLM", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_sc"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "mrope"}}, "rope scaling 'mrope' is not"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_b.*it has to be false"),
         ("Qwen2MoeForCausalLM", {"use_sliding_window": True}, "use_sliding_w.*it has to be false"),
         ("NemotronForCausalLM", {"hidden_act": "silu"}, 'hidden_act .*it has to be "relu2"'),

@@ -127,7 +127,6 @@ def test_rows_of_every_head_get_the_order_of_halves(spec: RopeSpec, rows: list[i
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_scaling": {"type": "mrope"}}, "'mrope' is not supported.*dynamic.*longrope.*yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs 'factor'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor must be above 0"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "needs 'short_factor'"),
