@@ -282,6 +282,9 @@ REFUSED: Mapping[str, str] = {
 """Fields without tensors that are always there, which are refused where they are set in a family
 that does not have them: passed over, they would change what the model says."""
 
+ROTATIONS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+"""Ways to stretch positions beyond the length of the first training."""
+
 
 def architecture_of(raw: Mapping[str, Any]) -> str:
     """Return the architecture in config.json, or its model_type if there is none."""
@@ -333,9 +336,6 @@ def model_pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling | None:
             "says how to make embeddings with it. Give the folder of the whole model."
         )
     return pooling
-
-
-ROTATIONS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
 def check_fields(family: Architecture, fields: Mapping[str, Any]) -> None:

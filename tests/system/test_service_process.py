@@ -91,7 +91,7 @@ def test_a_replica_starts_its_process_again_and_drains_it(
     ("setting", "value", "complaint"),
     [
         ("model__path", "/no/model", "there is no folder /no/model; check the model's path"),
-        ("links__heartbeat", "1", "heartbeat"),
+        ("tokenizer__chat_template", "/no/template", "the chat template /no/template cannot be"),
     ],
 )
 async def test_a_replica_that_cannot_work_says_why_and_is_left_alone(
