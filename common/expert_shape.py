@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ModelError
+from common.errors import ConfigError, ModelError
 
 COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k")
@@ -56,6 +56,23 @@ def read_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertShape:
     shared_width = _size(raw, SHARED_WIDTH, 0) or _size(raw, NUM_SHARED, 0) * width
     is_dense = tuple(_is_dense(raw, layer) for layer in range(num_layers))
     return ExpertShape(num_experts, top_k, width, shared_width, is_dense)
+
+
+def check_spread(experts: ExpertShape | None, num_ranks: int) -> None:
+    """Raise ConfigError where so many processes cannot have some experts each."""
+    name = "enable_expert_parallel"
+    if experts is None:
+        raise ConfigError(f"{name}: the model is no mixture of experts; leave it out.")
+    if num_ranks == 1:
+        raise ConfigError(
+            f"{name} spreads experts over the processes of a split model, and "
+            "tensor_parallel_size is 1; raise that, or leave this out."
+        )
+    if num_ranks > experts.num_experts:
+        raise ConfigError(
+            f"{name}: the model has {experts.num_experts} experts, of which each of {num_ranks} "
+            "processes needs one; lower tensor_parallel_size, or leave this out."
+        )
 
 
 def _is_dense(raw: Mapping[str, Any], layer: int) -> bool:

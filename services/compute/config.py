@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from common.config import GRACE, MAX_NUM_SEQS, MAX_STEP_TOKENS, Settings
-from common.expert_spread import ExpertSpread
+from common.errors import ConfigError
+from common.expert_shape import ExpertShape, check_spread
+from common.messages.experts import TOKENS_METRIC
 
 MAX_RANKS = 64  # more than one host has GPUs
+SAMPLE = re.compile(
+    rf'^{TOKENS_METRIC}\{{replica=".*",layer="(\d+)",expert="(\d+)"\}} (\d+)$', re.MULTILINE
+)
 
 
 class ComputeSettings(Settings):
@@ -193,6 +201,61 @@ class ComputeSettings(Settings):
         """Processes that make each step together; on GPUs each has one."""
         return self.tensor_parallel_size * self.prefill_context_parallel_size
 
-    @property
-    def spread(self) -> ExpertSpread:
-        return ExpertSpread(*(getattr(self, name) for name in ExpertSpread._fields))
+    def check_exchange(self, on_gpus: bool) -> None:
+        """Raise ConfigError for experts that are to be exchanged where they cannot be."""
+        if self.enable_eplb and not on_gpus:
+            raise ConfigError(
+                "compute.enable_eplb: experts are exchanged on GPUs only; leave it out."
+            )
+
+    def check_experts(self, experts: ExpertShape | None, num_ranks: int) -> None:
+        """Raise ConfigError for whole experts of a model that so many ranks cannot have."""
+        path, num_redundant = self.expert_counts, self.num_redundant_experts
+        moves = self.enable_eplb
+        if not self.enable_expert_parallel:
+            if path or num_redundant or moves:
+                name = "num_redundant_experts" if num_redundant else "enable_eplb"
+                raise ConfigError(
+                    f"compute.{'expert_counts' if path else name} says where whole experts are; "
+                    "set enable_expert_parallel, too."
+                )
+            return
+        check_spread(experts, num_ranks)
+        if moves and not num_redundant:
+            raise ConfigError(
+                "compute.enable_eplb exchanges copies of experts; set "
+                "compute.num_redundant_experts, too."
+            )
+        if num_redundant and not path and not moves:
+            raise ConfigError(
+                "compute.num_redundant_experts: nothing says which experts have most to do; set "
+                "compute.expert_counts or compute.enable_eplb, too."
+            )
+        if num_redundant and self.batch_invariant:
+            raise ConfigError(
+                "compute.num_redundant_experts: whose turn it is follows from a row's place in its "
+                "step, and compute.batch_invariant wants nothing to; leave one of them out."
+            )
+
+    def counted_experts(self, num_experts: int) -> dict[int, list[int]]:
+        """The tokens of each expert of each layer, of all replicas together, as `/metrics` has said
+        them in the file of the settings; ConfigError if it has none, or those of another model."""
+        path = Path(self.expert_counts)
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise ConfigError(f"compute.expert_counts: {path}: {error.strerror}.") from error
+        counts: dict[int, list[int]] = defaultdict(lambda: [0] * num_experts)
+        for layer, expert, tokens in (map(int, sample) for sample in SAMPLE.findall(text)):
+            if expert >= num_experts:
+                raise ConfigError(
+                    f"compute.expert_counts: {path} counts expert {expert}, and the model's are "
+                    f"{num_experts}; it is of another one."
+                )
+            counts[layer][expert] += tokens
+        if not counts:
+            raise ConfigError(
+                f"compute.expert_counts: {path} has no {TOKENS_METRIC}; write there what /metrics "
+                "of this model says."
+            )
+        return dict(sorted(counts.items()))

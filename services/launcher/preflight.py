@@ -19,7 +19,6 @@ from typing import Literal
 from common.architectures import model_pooling
 from common.decoder_shape import DecoderShape, check_split, read_shape
 from common.errors import ConfigError, ModelError
-from common.expert_spread import recorded_counts
 from common.head_folder import DraftedFor, read_head
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import read_model_config, read_pooling, sampling_defaults
@@ -252,10 +251,10 @@ def _check_drafter(plan: Plan, machine: Machine, folder: Path) -> None:
 def _check_experts(plan: Plan, device: str, shape: DecoderShape) -> None:
     """Raise ConfigError for whole experts that cannot be had."""
     settings = plan.compute
-    settings.spread.check_device(device == "cuda")
-    settings.spread.check(shape.experts, settings.tensor_parallel_size)
+    settings.check_exchange(device == "cuda")
+    settings.check_experts(shape.experts, settings.tensor_parallel_size)
     if settings.expert_counts and shape.experts is not None:
-        recorded_counts(Path(settings.expert_counts), shape.experts.num_experts)
+        settings.counted_experts(shape.experts.num_experts)
 
 
 def _need(

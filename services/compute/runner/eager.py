@@ -329,7 +329,7 @@ def load_eager(
 
     Every rank and every stage does the same.
     """
-    settings.spread.check_device(on_gpus=False)
+    settings.check_exchange(on_gpus=False)
     loader = ModelLoader.read(path, settings, CPU, ranks, stages)
     shape, num_processes = loader.config.shape, ranks.size * stages.num_here
     split, context = loader.ranks, loader.context

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 
 from common.errors import ConfigError
 from common.expert_shape import ExpertShape
-from common.expert_spread import recorded_counts
 from services.compute.config import ComputeSettings
 from services.compute.distributed.expert_balance import balanced
 from services.compute.distributed.ranks import Ranks
@@ -19,7 +17,7 @@ def expert_placement(
 ) -> ExpertPlacement | None:
     """None where ranks have parts of experts. Raises ConfigError for what cannot be."""
     path, num_redundant = settings.expert_counts, settings.num_redundant_experts
-    settings.spread.check(experts, ranks.size)
+    settings.check_experts(experts, ranks.size)
     if not settings.enable_expert_parallel:
         return None
     if not path and not num_redundant:
@@ -28,7 +26,7 @@ def expert_placement(
     layers = [layer for layer, is_dense in enumerate(experts.is_dense) if not is_dense]
     counts = {layer: [1] * experts.num_experts for layer in layers}
     if path:
-        counts |= recorded_counts(Path(path), experts.num_experts)
+        counts |= settings.counted_experts(experts.num_experts)
     number = zlib.crc32(repr(counts).encode())
     if ranks.least(number) != number or -ranks.least(-number) != number:
         raise ConfigError(f"compute.expert_counts: {path} was written to while it was read.")

@@ -10,7 +10,6 @@ import pytest
 
 from common.errors import ConfigError
 from common.expert_shape import ExpertShape
-from common.expert_spread import recorded_counts
 from common.messages.experts import ExpertLoad
 from services.compute.config import ComputeSettings
 from services.compute.runner.expert_placement import expert_placement
@@ -32,7 +31,8 @@ def metrics_file(folder: Path) -> Path:
 
 
 def test_counts_of_all_replicas_are_added_up(tmp_path: Path) -> None:
-    assert recorded_counts(metrics_file(tmp_path), 3) == {1: [10, 0, 4], 3: [2, 140, 6]}
+    settings = ComputeSettings(expert_counts=str(metrics_file(tmp_path)))
+    assert settings.counted_experts(3) == {1: [10, 0, 4], 3: [2, 140, 6]}
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_placement_that_cannot_be_is_refused(
 
 def test_counts_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="counts expert 2, and the model's are 2"):
-        recorded_counts(metrics_file(tmp_path), 2)
+        ComputeSettings(expert_counts=str(metrics_file(tmp_path))).counted_experts(2)
