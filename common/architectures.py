@@ -349,7 +349,8 @@ def check_fields(family: Architecture, fields: Mapping[str, Any]) -> None:
     for name, what in REFUSED.items():
         if of_both.get(name) and name not in family.takes:
             raise ModelError(
-                f"config.json: {name} {str(of_both[name])[:60]!r} is not supported ({what})."
+                f"config.json: {name} {str(of_both[name])[:60]!r} is not supported ({what}); take "
+                "another model."
             )
 
 
@@ -372,6 +373,6 @@ def check_values(fields: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]])
         for value in found if isinstance(found, list) else (found,):
             if value is not None and value not in values:
                 raise ModelError(
-                    f"config.json: {name} {str(value)[:60]!r} is not supported; it has to be "
-                    f"{' or '.join(map(json.dumps, values))}."
+                    f"config.json: {name} {str(value)[:60]!r} is not supported, only "
+                    f"{' or '.join(map(json.dumps, values))}; take another model."
                 )
