@@ -275,3 +275,12 @@ def test_experts_are_spread_only_where_each_rank_can_have_one(
 def test_a_model_with_too_few_heads_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="6 query heads"):
         RankThreads(save_config("llama", tmp_path), DUMMY, 7)
+
+
+def test_a_norm_over_all_heads_is_refused_on_gpus_before_weights_are_read(tmp_path: Path) -> None:
+    two, gpu = ThreadRanks(0, Meeting(2)), torch.device("cuda")
+    for name in ("olmo 2", "olmoe"):
+        folder = save_config(name, tmp_path)
+        ModelLoader.read(folder, DUMMY, CPU, two)
+        with pytest.raises(ConfigError, match="tensor_parallel_size is 2: this model has a norm"):
+            ModelLoader.read(folder, DUMMY, gpu, two)
