@@ -2,10 +2,10 @@
 
 It has weights and a cache of its own, whose pages go by the numbers of the large model's: so
 whatever becomes of a sequence's pages, by shared prefixes, swapping or an abort, its keys and
-values are there, too. Prompts it reads with the large model. Of what was drawn it reads the rest
-when it has to draft: a step without drafts costs nothing, and after many of them there is more to
-read. Where it has never read something, as in the answer of a request without drafts that is part
-of another's prompt, it guesses worse.
+values are there, too. Prompts of requests that may have drafts it reads with the large model. Of
+what was drawn it reads the rest when it has to draft: a step without drafts costs nothing, and
+after many of them there is more to read. How much of a page it has read is counted by page: so
+whoever comes by a page with something that it has not, as an answer without drafts, reads it then.
 
 A draft is drawn from its logits by the request's settings and the noise of the place, as the large
 model's token will be: so they are alike where the logits are, for sampled texts as well.
@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.slot_entries import SlotEntry
-from services.compute.kernels.span import AttentionSpan
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import PagedCache, copy_pages
 from services.compute.layers.step_attention import StepAttentions
 from services.compute.models.eager_decoder import EagerDecoder
+from services.compute.runner.drafter_pages import PageCounts, PlaceTable, ReadPages
 from services.compute.runner.read_rows import ReadRows, tokens_of
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.acceptance import NO_DRAFT
@@ -36,17 +36,6 @@ from services.compute.speculative.draft_counts import DRAFT_MODEL
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
 from services.compute.speculative.slot_tokens import SlotTokens
 from services.compute.step import NO_IDS, Int32Array, Int64Array
-
-UNKNOWN = -1
-READ_AT_ONCE = 512  # tokens of a sequence, whose last ones it drafts behind
-
-
-class LentTable(NamedTuple):
-    """The large model's page table that all layers of the drafter have, and what of a text it
-    keeps."""
-
-    pages_NL: Int64Array
-    span: AttentionSpan
 
 
 class DraftModel:
@@ -57,7 +46,7 @@ class DraftModel:
         model: EagerDecoder,
         cache: PagedCache,
         attentions: StepAttentions,
-        table: LentTable,
+        table: PlaceTable,
         sampler: Sampler,
         sizes: DraftSizes,
     ) -> None:
@@ -65,13 +54,14 @@ class DraftModel:
         self._model = model
         self._cache = cache
         self._attentions = attentions
-        self._page_tokens = next(iter(cache.formats.values())).page_tokens
         self._table = table
-        self._groups_G11 = np.arange(len(cache.layout.spans))[:, None, None]
+        self._groups_G11 = np.arange(num_groups := len(cache.layout.spans))[:, None, None]
+        num_pages = len(cache.device_pages) // num_groups, len(cache.host_pages) // num_groups
+        self._pages = ReadPages(table, PageCounts(*num_pages))
         self._sampler = sampler
         self._sizes = sizes
         self._tokens = SlotTokens(sizes.num_slots, sizes.max_positions)
-        self._num_read_N = np.full(sizes.num_slots, UNKNOWN, dtype=np.int64)
+        self._ends_N = np.zeros(sizes.num_slots, dtype=np.int64)  # of its own drafts that it read
         self._open = np.full(sizes.max_drafts, NO_DRAFT, dtype=np.int32)
 
     @property
@@ -80,20 +70,23 @@ class DraftModel:
 
     def enter(self, entry: SlotEntry) -> None:
         self._tokens.enter(entry)
-        self._num_read_N[entry.slot] = UNKNOWN
+        self._ends_N[entry.slot] = 0
 
     def extend(self, slot: int, tokens: list[int]) -> tuple[Int32Array, int]:
         if not self._tokens.count(slot):
             return NO_IDS, DRAFT_MODEL
         # What it read of its own drafts counts as far as they were right.
         last = self._tokens.append(slot, tokens) - 1
-        self._num_read_N[slot] = min(self._num_read_N[slot], last)
+        start, end = last + 1 - len(tokens), min(int(self._ends_N[slot]), last)
+        if start < end:
+            self._pages.note(slot, start, end)
         return self._open, DRAFT_MODEL
 
     def read(self, chunks: ChunkRows) -> Iterable[bool]:
         slots_C, start_C, len_C, _ = chunks
-        yield from self._forward(chunks, num_decodes=0)
-        self._num_read_N[slots_C] = start_C + len_C
+        self._begin_pages(*tokens_of(slots_C, start_C, len_C))
+        drafts_C = np.array([self._tokens.count(slot) > 0 for slot in slots_C.tolist()], np.bool_)
+        yield from self._read_up_to(slots_C[drafts_C], (start_C + len_C)[drafts_C])
 
     def observe(
         self, rows: ChunkRows, num_decodes: int, states: Sequence[Tensor]
@@ -102,12 +95,7 @@ class DraftModel:
 
     def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:
         slots_Q, positions_Q, tokens_Q, indices_Q, num_drafts_Q = decodes
-        num_read_Q = self._num_read_N[slots_Q]
-        # A sequence that begins here has all of its pages from others.
-        num_read_Q = np.where(num_read_Q == UNKNOWN, positions_Q, num_read_Q)
-        # What left a window has no page any more.
-        num_read_Q = np.maximum(num_read_Q, self._table.span.first_position(positions_Q))
-        self._num_read_N[slots_Q] = np.minimum(num_read_Q, positions_Q)
+        self._begin_pages(*tokens_of(slots_Q, positions_Q, num_drafts_Q + 1))
         # What is there already has been given: it must come.
         drafted = np.flatnonzero((num_drafts_Q > 0) & (drafts_NK[slots_Q, 0] == NO_DRAFT))
         if not len(drafted):
@@ -115,7 +103,7 @@ class DraftModel:
         slots_D, positions_D, num_drafts_D = (
             column[drafted] for column in (slots_Q, positions_Q, num_drafts_Q)
         )
-        yield from self._catch_up(slots_D, positions_D)
+        yield from self._read_up_to(*self._pages.far(slots_D, positions_D))
         tokens_P = tokens_Q[drafted]
         for number in range(int(num_drafts_D.max())):
             in_pass = num_drafts_D > number
@@ -131,27 +119,30 @@ class DraftModel:
             drafted_PK = drafts_NK[slots_P, :number]
             guesses_P = self._sampler.guess(logits_PV, slots_P, indices_P, drafted_PK)
             drafts_NK[slots_P, number] = guesses_P.numpy()
-        self._num_read_N[slots_D] = positions_D + num_drafts_D
+        self._ends_N[slots_D] = positions_D + num_drafts_D
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         """Copy what lies in pages, with those of the large model."""
         num_bytes = len(self._groups_G11) * self._cache.layout.page_bytes
         source, target = self._cache.sides(direction)
         copy_pages(source.view(-1, num_bytes), target.view(-1, num_bytes), pages)
+        self._pages.transfer(direction, pages)
 
-    def _catch_up(self, slots_D: Int64Array, positions_D: Int64Array) -> Iterable[bool]:
-        """Read tokens that it has not, but the last ones."""
-        for slot, position in zip(slots_D.tolist(), positions_D.tolist(), strict=True):
-            while (start := int(self._num_read_N[slot])) + READ_AT_ONCE <= position:
-                ids_T = self._tokens.room(slot)[start : start + READ_AT_ONCE]
-                one = np.array([[slot], [start], [READ_AT_ONCE]])
-                yield from self.read(ChunkRows(one[0], one[1], one[2], ids_T.astype(np.int64)))
+    def _begin_pages(self, slots_T: Int64Array, positions_T: Int64Array) -> None:
+        pages_T = self._pages.begin(slots_T, positions_T) * len(self._groups_G11)
+        self._cache.clear((pages_T + self._groups_G11[:, 0]).ravel().tolist())
+
+    def _read_up_to(self, slots_P: Int64Array, ends_P: Int64Array) -> Iterable[bool]:
+        while len((part := self._pages.take(slots_P, ends_P))[0]):
+            rows = ReadRows.of(*part)
+            tokens_T = self._tokens.at(*tokens_of(*rows[:3]))
+            yield from self._forward(ChunkRows(*rows[:3], tokens_T), rows.num_decodes)
 
     def _read_last(
         self, slots_P: Int64Array, positions_P: Int64Array, tokens_P: Int64Array
     ) -> Generator[bool, None, Tensor]:
         """Read all that is left up to these tokens; returns the hidden states at them."""
-        start_P = self._num_read_N[slots_P]
+        start_P = self._pages.take_last(slots_P, positions_P)
         rows = ReadRows.of(slots_P, start_P, positions_P + 1 - start_P)
         tokens_T = self._tokens.at(*tokens_of(*rows[:3]))
         tokens_T[rows.last_P] = tokens_P
@@ -161,7 +152,7 @@ class DraftModel:
     def _forward(self, rows: ChunkRows, num_decodes: int) -> Generator[bool, None, Tensor]:
         """Hidden states of rows, of which so many, the first ones, have one token each."""
         slots_R, start_R, len_R, tokens_T = rows
-        num_pages = -(-int((start_R + len_R).max()) // self._page_tokens)
+        num_pages = -(-int((start_R + len_R).max()) // self._table.page_tokens)
         pages_RL = self._table.pages_NL[slots_R, :num_pages] * len(self._groups_G11)
         attention = self._attentions(start_R, len_R, pages_RL + self._groups_G11, num_decodes)
         known_T = np.clip(tokens_T, 0, self._sizes.vocab_size - 1)

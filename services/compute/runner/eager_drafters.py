@@ -12,7 +12,8 @@ from services.compute.layers.eager_attention import Geometry
 from services.compute.layers.step_attention import EagerAttentions
 from services.compute.models.draft_head import ModelEnds
 from services.compute.models.eager_decoder import EagerDecoder
-from services.compute.runner.draft_model import DraftModel, DraftSizes, LentTable
+from services.compute.runner.draft_model import DraftModel, DraftSizes
+from services.compute.runner.drafter_pages import PlaceTable
 from services.compute.runner.eager_heads import load_head
 from services.compute.runner.model_loader import ModelLoader, has_room_for_dense
 from services.compute.runner.page_room import PageRoom
@@ -32,10 +33,11 @@ class Host(NamedTuple):
     spans: tuple[AttentionSpan, ...]  # of its cache groups
 
     @property
-    def table(self) -> LentTable:
+    def table(self) -> PlaceTable:
         """The page table that a drafter goes by: of layers that see everything, if there are."""
         number = self._group
-        return LentTable(self.tables_GNL[number], self.spans[number])
+        page_tokens = self.spec.kv_groups[0].page_tokens
+        return PlaceTable(self.tables_GNL[number], page_tokens, self.spans[number])
 
     @property
     def room(self) -> PageRoom:
@@ -70,7 +72,7 @@ def _head(loader: ModelLoader, folder: HeadFolder, ends: ModelEnds) -> DrafterMa
     loaded = load_head(loader, folder, ends, make_linear)
 
     def make(host: Host) -> Drafter:
-        return loaded.drafter(host.spec, host.sampler, *host.table)
+        return loaded.drafter(host.spec, host.sampler, host.table)
 
     return make
 

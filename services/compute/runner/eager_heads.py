@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.head_folder import HeadFolder
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.span import FULL
 from services.compute.layers.eager_attention import Geometry
 from services.compute.layers.eager_step import RopeTables
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.weighted_layers import LinearMaker, LinearMap
 from services.compute.models.draft_head import DraftHead, ModelEnds
 from services.compute.models.medusa import MedusaHeads
+from services.compute.runner.drafter_pages import HiddenPages, PageCounts, PlaceTable
 from services.compute.runner.head_drafter import HeadCache, HeadDrafter, HeadSizes, PagedHead
 from services.compute.runner.head_loader import build_head, head_format
-from services.compute.runner.hidden_pages import HiddenPages, PageCounts, PlaceTable
 from services.compute.runner.medusa_drafter import MedusaDrafter
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.draft_counts import DRAFTERS
 from services.compute.speculative.drafter import Drafter
-from services.compute.step import Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +31,8 @@ class LoadedHead:
     folder: HeadFolder
     heads: tuple[DraftHead, ...] | MedusaHeads
 
-    def drafter(
-        self, spec: RunnerSpec, sampler: Sampler, pages_NL: Int64Array, span: AttentionSpan
-    ) -> Drafter:
-        """What drafts with it, by the page table of layers that see this span."""
-        page_tokens, dtype = self.loader.settings.page_tokens, self.loader.dtype
-        table = PlaceTable(pages_NL, page_tokens, span)
+    def drafter(self, spec: RunnerSpec, sampler: Sampler, table: PlaceTable) -> Drafter:
+        dtype = self.loader.dtype
         counts = PageCounts(spec.num_pages, spec.num_host_pages)
         width = self.folder.shape.hidden_size
         if isinstance(self.heads, MedusaHeads):

@@ -22,7 +22,7 @@ those of a pass, K drafts of a row, E hidden width, Y pages, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,15 +38,13 @@ from services.compute.layers.eager_step import EagerStep, RopeTables
 from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import PagedCache, copy_pages
 from services.compute.models.draft_head import DraftHead
-from services.compute.runner.hidden_pages import HiddenPages, PageCounts, PagedRows, PlaceTable
+from services.compute.runner.drafter_pages import HiddenPages, PageCounts, PlaceTable, ReadPages
 from services.compute.runner.read_rows import ReadRows, tokens_of
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.acceptance import NO_DRAFT
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
 from services.compute.speculative.slot_tokens import SlotTokens
 from services.compute.step import NO_IDS, Int32Array, Int64Array
-
-READ_AT_ONCE = 512  # tokens of a sequence, whose last ones it drafts behind
 
 
 class HeadCache(NamedTuple):
@@ -98,8 +96,9 @@ class HeadDrafter:
         self._tokens = SlotTokens(sizes.num_slots, sizes.max_positions)
         pages = heads[0].cache.pages
         counts = PageCounts(len(pages.device_pages), len(pages.host_pages))
-        self._read_pages = PagedRows(counts, (len(heads),), torch.int64)
-        self._num_read_YH = self._read_pages.device.numpy()  # by page and head
+        self._read_pages = [
+            ReadPages(table._replace(span=span), counts, span.num_first) for span in self._spans
+        ]
         self._open = np.full(sizes.max_drafts, NO_DRAFT, dtype=np.int32)
 
     @property
@@ -166,72 +165,28 @@ class HeadDrafter:
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         """Copy what lies in pages, with those of the model."""
-        for _, hidden, cache in self._heads:
+        for read, (_, hidden, cache) in zip(self._read_pages, self._heads, strict=True):
             copy_pages(*cache.pages.sides(direction), pages)
             hidden.transfer(direction, pages)
-        self._read_pages.transfer(direction, pages)
+            read.transfer(direction, pages)
 
     def _begin_pages(self, slots_T: Int64Array, positions_T: Int64Array) -> None:
-        """Pages whose first position the model writes begin anew."""
-        first = positions_T % self._table.page_tokens == 0
-        if not first.any():
-            return
-        pages = self._table.of(slots_T[first], positions_T[first])
-        for number, (_, _, cache) in enumerate(self._heads):
-            nothing = 1 + number - positions_T[first]  # to be read of the first tokens
-            self._num_read_YH[pages, number] = np.clip(nothing, 0, self._table.page_tokens)
-            cache.pages.clear(pages.tolist())
-
-    def _first_unread(self, number: int, slot: int, end: int) -> int:
-        """Where the first position lies, before `end`, that a head sees from there and has not
-        read."""
-        page_tokens = self._table.page_tokens
-        first_seen = int(self._spans[number].first_position(end - 1))
-        pages = range(first_seen // page_tokens, (end - 1) // page_tokens + 1)
-        num_read = self._num_read_YH[self._table.pages_NL[slot, pages.start : pages.stop], number]
-        page = int(np.argmax(num_read < page_tokens)) if num_read.min() < page_tokens else -1
-        if page < 0:
-            return end
-        return min(max((pages.start + page) * page_tokens + int(num_read[page]), first_seen), end)
-
-    def _note_read(self, number: int, slot: int, start: int, end: int) -> None:
-        page_tokens = self._table.page_tokens
-        pages = np.arange(start // page_tokens, -(-end // page_tokens))
-        num_read = np.minimum(end - pages * page_tokens, page_tokens)
-        self._num_read_YH[self._table.pages_NL[slot, pages], number] = num_read
-
-    def _unread_parts(self, number: int, slot: int, end: int) -> Iterator[tuple[int, int]]:
-        """What a slot's text has before `end` that was not read, in parts that are read at once,
-        and count as read when they are given out."""
-        while (start := self._first_unread(number, slot, end)) < end:
-            stop = min(start + READ_AT_ONCE, end)
-            self._note_read(number, slot, start, stop)
-            yield start, stop
+        for pages, (_, _, cache) in zip(self._read_pages, self._heads, strict=True):
+            cache.pages.clear(pages.begin(slots_T, positions_T).tolist())
 
     def _read_up_to(
         self, number: int, slots_R: Int64Array, ends_R: Int64Array
     ) -> Generator[bool, None, None]:
-        for slot, end in zip(slots_R.tolist(), ends_R.tolist(), strict=True):
-            for start, stop in self._unread_parts(number, slot, end):
-                slots, starts, sizes = np.array([[slot], [start], [stop - start]])
-                yield from self._read(number, ReadRows(slots, starts, sizes, 0, sizes - 1))
+        while len((part := self._read_pages[number].take(slots_R, ends_R))[0]):
+            yield from self._read(number, ReadRows.of(*part))
 
     def _read_last(
         self, number: int, slots_P: Int64Array, positions_P: Int64Array
     ) -> Generator[bool, None, Tensor]:
         """Have a head read all that is left up to the tokens at these positions, and as many drafts
         behind them as its number; returns the states of the last, which is read again if it was."""
-        places = list(zip(slots_P.tolist(), positions_P.tolist(), strict=True))
-        for slot, position in places:
-            if self._first_unread(number, slot, position + 1) + READ_AT_ONCE <= position:
-                ends = np.array([position - position % READ_AT_ONCE])
-                yield from self._read_up_to(number, np.array([slot]), ends)
-        # Behind the last of those passes: what is noted from here on is read in one.
-        start_P = np.empty_like(positions_P)
-        for row, (slot, position) in enumerate(places):
-            start = min(self._first_unread(number, slot, position + 1), position + number)
-            self._note_read(number, slot, start, position + 1)
-            start_P[row] = start
+        yield from self._read_up_to(number, *self._read_pages[number].far(slots_P, positions_P))
+        start_P = self._read_pages[number].take_last(slots_P, positions_P, number)
         rows = ReadRows.of(slots_P, start_P, positions_P + number + 1 - start_P)
         own_TE = yield from self._read(number, rows)
         return own_TE.index_select(0, torch.from_numpy(rows.last_P))

@@ -14,7 +14,7 @@ from torch import Tensor
 from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.medusa import MedusaHeads
-from services.compute.runner.hidden_pages import HiddenPages
+from services.compute.runner.drafter_pages import HiddenPages
 from services.compute.runner.read_rows import tokens_of
 from services.compute.sampling.sampler import Sampler
 from services.compute.speculative.acceptance import NO_DRAFT

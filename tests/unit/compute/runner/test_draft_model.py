@@ -14,7 +14,7 @@ from common.config import PACKAGES
 from common.errors import ConfigError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner import draft_model, read_rows
+from services.compute.runner import drafter_pages, read_rows
 from services.compute.runner.draft_model import DraftModel
 from services.compute.runner.eager import CPU
 from services.compute.runner.model_loader import ModelLoader
@@ -59,7 +59,7 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
     settings = drafting_with(folder)
     monkeypatch.setattr(engine_server, "draft_policy", lambda *_: Seldom(16, 3))
     monkeypatch.setattr(read_rows, "FEW", 3)
-    monkeypatch.setattr(draft_model, "READ_AT_ONCE", 8)
+    monkeypatch.setattr(drafter_pages, "READ_AT_ONCE", 8)
     stats = answers(load_on_cpu(folder, settings), settings).scheduler.stats()
     assert stats.accepted_drafts_total == stats.drafts_total > 5
 

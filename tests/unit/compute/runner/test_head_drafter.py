@@ -16,7 +16,7 @@ from services.compute.distributed import context
 from services.compute.kernels.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.draft_head import ModelEnds
-from services.compute.runner import eager, head_drafter, read_rows
+from services.compute.runner import drafter_pages, eager, read_rows
 from services.compute.runner.eager_drafters import DrafterMaker, Host
 from services.compute.runner.model_loader import ModelLoader
 from services.compute.runner.packing_runner import PackingRunner
@@ -174,7 +174,7 @@ def test_drafts_are_those_of_the_whole_text(
     method, variant, every, num_ranks, num_stages, shares = case
     monkeypatch.setattr(context, "MIN_STRIPE", 2)
     monkeypatch.setattr(read_rows, "FEW", 2)
-    monkeypatch.setattr(head_drafter, "READ_AT_ONCE", 16)
+    monkeypatch.setattr(drafter_pages, "READ_AT_ONCE", 16)
     monkeypatch.setattr(Seldom, "every", every)
     monkeypatch.setattr(
         engine_server, "draft_policy", lambda config, *_: Seldom(16, 3) if config else None
