@@ -86,7 +86,8 @@ class DraftModel:
         slots_C, start_C, len_C, _ = chunks
         self._begin_pages(*tokens_of(slots_C, start_C, len_C))
         drafts_C = np.array([self._tokens.count(slot) > 0 for slot in slots_C.tolist()], np.bool_)
-        yield from self._read_up_to(slots_C[drafts_C], (start_C + len_C)[drafts_C])
+        columns = slots_C, start_C, start_C + len_C
+        yield from self._read_up_to(*(column[drafts_C] for column in columns))
 
     def observe(
         self, rows: ChunkRows, num_decodes: int, states: Sequence[Tensor]
@@ -132,8 +133,9 @@ class DraftModel:
         pages_T = self._pages.begin(slots_T, positions_T) * len(self._groups_G11)
         self._cache.clear((pages_T + self._groups_G11[:, 0]).ravel().tolist())
 
-    def _read_up_to(self, slots_P: Int64Array, ends_P: Int64Array) -> Iterable[bool]:
-        while len((part := self._pages.take(slots_P, ends_P))[0]):
+    def _read_up_to(self, *columns: Int64Array) -> Iterable[bool]:
+        """All that `ReadPages.take` gives of them."""
+        while len((part := self._pages.take(*columns))[0]):
             rows = ReadRows.of(*part)
             tokens_T = self._tokens.at(*tokens_of(*rows[:3]))
             yield from self._forward(ChunkRows(*rows[:3], tokens_T), rows.num_decodes)

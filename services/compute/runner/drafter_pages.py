@@ -75,10 +75,13 @@ class ReadPages:
         self._num_read_Y[pages_T] = np.clip(self._num_first - first_T, 0, self._table.page_tokens)
         return pages_T
 
-    def first_unread(self, slots_P: Int64Array, ends_P: Int64Array) -> Int64Array:
-        """The first positions that the tokens before these ends see and nobody has read."""
+    def first_unread(
+        self, slots_P: Int64Array, positions_P: Int64Array, ends_P: Int64Array
+    ) -> Int64Array:
+        """The first positions that nobody has read, of those before these ends that tokens at these
+        positions see, or that are behind them."""
         pages_NL, page_tokens, span = self._table
-        seen_P = span.first_position(ends_P - 1)
+        seen_P = span.first_position(positions_P)
         begins_L = np.arange(0, int(ends_P.max(initial=1)), page_tokens)
         num_read_PL = self._num_read_Y[pages_NL[slots_P, : len(begins_L)]]
         # What left a window has no page any more.
@@ -94,26 +97,30 @@ class ReadPages:
         num_read = np.minimum(end - pages * page_tokens, page_tokens)
         self._num_read_Y[self._table.pages_NL[slot, pages]] = num_read
 
-    def take(self, slots_P: Int64Array, ends_P: Int64Array) -> tuple[Int64Array, ...]:
-        """Slots, positions and lengths of what is read next of texts before these ends, which
-        counts as read from here on; of each so much as is read at once."""
-        start_P = self.first_unread(slots_P, ends_P)
+    def take(
+        self, slots_P: Int64Array, positions_P: Int64Array, ends_P: Int64Array
+    ) -> tuple[Int64Array, ...]:
+        """Slots, positions and lengths of what is read next of what `first_unread` is about; it
+        counts as read from here on, of each so much as is read at once."""
+        start_P = self.first_unread(slots_P, positions_P, ends_P)
         lacks = start_P < ends_P
         slots_P, start_P, ends_P = slots_P[lacks], start_P[lacks], ends_P[lacks]
         len_P = np.minimum(ends_P - start_P, READ_AT_ONCE)
         self._note_all(slots_P, start_P, start_P + len_P)
         return slots_P, start_P, len_P
 
-    def far(self, slots_P: Int64Array, positions_P: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Those slots, with their positions, that lack more than is read at once with those."""
-        is_far = self.first_unread(slots_P, positions_P + 1) + READ_AT_ONCE <= positions_P
-        return slots_P[is_far], positions_P[is_far]
+    def far(self, slots_P: Int64Array, positions_P: Int64Array) -> tuple[Int64Array, ...]:
+        """Slots that lack more than is read at once with their tokens at these positions, these,
+        and where what is to be read before them ends."""
+        start_P = self.first_unread(slots_P, positions_P, positions_P)
+        is_far = start_P + READ_AT_ONCE <= positions_P
+        return slots_P[is_far], positions_P[is_far], positions_P[is_far]
 
     def take_last(self, slots_P: Int64Array, positions_P: Int64Array, ahead: int = 0) -> Int64Array:
         """Where to begin to read up to these positions, and so many more, which do not count."""
-        ends_P = positions_P + 1
-        start_P = np.minimum(self.first_unread(slots_P, ends_P), positions_P + ahead)
-        self._note_all(slots_P, start_P, ends_P)
+        start_P = self.first_unread(slots_P, positions_P, positions_P + 1)
+        start_P = np.minimum(start_P, positions_P + ahead)
+        self._note_all(slots_P, start_P, positions_P + 1)
         return start_P
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:

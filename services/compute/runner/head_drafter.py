@@ -130,7 +130,8 @@ class HeadDrafter:
         drafts = np.array([self._tokens.count(slot) > 0 for slot in slots_C.tolist()], np.bool_)
         if drafts.any():
             for number in range(len(self._heads)):
-                yield from self._read_up_to(number, slots_C[drafts], ends_C[drafts])
+                columns = slots_C[drafts], ends_C[drafts] - 1, ends_C[drafts]
+                yield from self._read_up_to(number, *columns)
 
     def draft(self, decodes: DecodeRows, drafts_NK: Int64Array) -> Iterable[bool]:
         slots_Q, positions_Q, _, indices_Q, num_drafts_Q = decodes
@@ -174,10 +175,9 @@ class HeadDrafter:
         for pages, (_, _, cache) in zip(self._read_pages, self._heads, strict=True):
             cache.pages.clear(pages.begin(slots_T, positions_T).tolist())
 
-    def _read_up_to(
-        self, number: int, slots_R: Int64Array, ends_R: Int64Array
-    ) -> Generator[bool, None, None]:
-        while len((part := self._read_pages[number].take(slots_R, ends_R))[0]):
+    def _read_up_to(self, number: int, *columns: Int64Array) -> Generator[bool, None, None]:
+        """All that `ReadPages.take` gives of them."""
+        while len((part := self._read_pages[number].take(*columns))[0]):
             yield from self._read(number, ReadRows.of(*part))
 
     def _read_last(
