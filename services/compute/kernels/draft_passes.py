@@ -24,7 +24,8 @@ from torch import Tensor
 from services.compute.kernels.step_buffers import NO_SLOT, NUM_DECODE_ROWS, Resident, StepInputs
 
 UNKNOWN = -1
-"""In place of how much was read of a sequence, until its first draw: then all that is before it."""
+"""In place of how much was read of a sequence, until its first draw: then all that is before it but
+as many tokens as a row may have drafts."""
 
 _NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
 _NO_SLOT = tl.constexpr(NO_SLOT)

@@ -116,7 +116,8 @@ class PassDrafter:
         self._guess_buckets = row_buckets(max(sizes.max_rows // 2, 1))
         fitting = [size for size in READ_SIZES if size < sizes.max_tokens]
         self._read_sizes = tuple(fitting) or (sizes.max_tokens,)
-        self._unread = Unread(sizes.max_rows, self._read_size, self._computing.first)
+        about = self._computing.first, machine.rule.num_drafts
+        self._unread = Unread(sizes.max_rows, self._read_size, *about)
 
     def attach(self, num_pages: int, num_host_pages: int) -> None:
         self._computing.attach(num_pages, num_host_pages)

@@ -51,18 +51,21 @@ class Unread:
     all drafts are right; or each that was right, of a drafter that reads them again.
     """
 
-    def __init__(self, num_slots: int, launch_of: Callable[[int], int], first: FirstPass) -> None:
+    def __init__(
+        self, num_slots: int, launch_of: Callable[[int], int], first: FirstPass, num_drafts: int
+    ) -> None:
         """`launch_of` so many tokens, at most, is the size of the launch that reads them; it may
-        hold fewer. The slots behind what it holds wait for the next step."""
+        hold fewer. The slots behind what it holds wait for the next step. A row has `num_drafts` at
+        most: sequences that were swapped out had not read so many, perhaps."""
         self._launch_of = launch_of
-        self._first = first
+        self._first, self._num_new = first, num_drafts
         self._num_N = np.zeros(num_slots, dtype=np.int64)
         self._rows: Int32Array = NO_IDS  # of the step before
 
     def follow(self, step: StepUpload) -> DraftWork:
         """Take a step; returns what is to be launched before its pass."""
         header = step.header
-        self._num_N[step.slot_rows()[:, 0]] = 0
+        self._num_N[step.slot_rows()[:, 0]] = self._num_new
         if not header[NUM_ROWS]:
             return NOTHING
         kept = self._rows[: header[NUM_KEPT_ROWS]]
