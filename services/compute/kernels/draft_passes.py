@@ -23,10 +23,6 @@ from torch import Tensor
 
 from services.compute.kernels.step_buffers import NO_SLOT, NUM_DECODE_ROWS, Resident, StepInputs
 
-UNKNOWN = -1
-"""In place of how much was read of a sequence, until its first draw: then all that is before it but
-as many tokens as a row may have drafts."""
-
 _NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
 _NO_SLOT = tl.constexpr(NO_SLOT)
 _BLOCK = 128
@@ -38,7 +34,8 @@ class DraftPasses(NamedTuple):
     slot_D: Tensor  # int32
     num_drafts_D: Tensor  # int32, wanted; 0 for a slot whose text has not been read so far
     state: Tensor  # int32 [3]: how many slots, the number of the pass, and 1 behind a reading
-    read_N: Tensor  # int32, positions whose keys and values are there, from the first one on
+    read_N: Tensor  # int32, positions whose keys and values are there, from the first one on; -1
+    # until a sequence's first draw: then all before it but as many tokens as a row may have drafts
 
     @staticmethod
     def make(num_slots: int, max_rows: int, device: torch.device) -> DraftPasses:

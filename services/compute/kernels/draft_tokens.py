@@ -228,10 +228,9 @@ def _draft_tokens(
                 num_found = OPEN
                 for draft in tl.static_range(K):
                     tl.store(drafts_ptr + draft, -1)
-                # What it read of its own drafts counts as far as they were right; of those before
-                # a swap nobody knows.
-                read = tl.where(read < 0, tl.maximum(end - count - K, 0), read)
-                tl.store(read_ptr + slot, tl.minimum(read, end))
+                # What it read of its drafts counts as far as they were right; before a swap none.
+                known = tl.where(read < 0, tl.maximum(end - count - K, 0), read)
+                tl.store(read_ptr + slot, tl.minimum(known, end))
             elif THRESHOLD >= 0:
                 num_found = K
                 token = tl.load(ids_ptr + end)

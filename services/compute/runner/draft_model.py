@@ -61,7 +61,8 @@ class DraftModel:
         self._sampler = sampler
         self._sizes = sizes
         self._tokens = SlotTokens(sizes.num_slots, sizes.max_positions)
-        self._ends_N = np.zeros(sizes.num_slots, dtype=np.int64)  # of its own drafts that it read
+        # Where what it read of its own drafts ends, by the last step for which it made some.
+        self._ends_N = np.zeros(sizes.num_slots, dtype=np.int64)
         self._open = np.full(sizes.max_drafts, NO_DRAFT, dtype=np.int32)
 
     @property
@@ -70,7 +71,6 @@ class DraftModel:
 
     def enter(self, entry: SlotEntry) -> None:
         self._tokens.enter(entry)
-        self._ends_N[entry.slot] = 0
 
     def extend(self, slot: int, tokens: list[int]) -> tuple[Int32Array, int]:
         if not self._tokens.count(slot):
@@ -79,7 +79,7 @@ class DraftModel:
         last = self._tokens.append(slot, tokens) - 1
         start, end = last + 1 - len(tokens), min(int(self._ends_N[slot]), last)
         if start < end:
-            self._pages.note(slot, start, end)
+            self._pages.note([slot], [start], [end])
         return self._open, DRAFT_MODEL
 
     def read(self, chunks: ChunkRows) -> Iterable[bool]:
@@ -104,14 +104,14 @@ class DraftModel:
         slots_D, positions_D, num_drafts_D = (
             column[drafted] for column in (slots_Q, positions_Q, num_drafts_Q)
         )
-        yield from self._read_up_to(*self._pages.far(slots_D, positions_D))
+        yield from self._read_up_to(slots_D, positions_D)
         tokens_P = tokens_Q[drafted]
         for number in range(int(num_drafts_D.max())):
             in_pass = num_drafts_D > number
             slots_P, positions_P = slots_D[in_pass], positions_D[in_pass] + number
             if number:
                 tokens_P = drafts_NK[slots_P, number - 1]
-                rows = _rows_of_one(slots_P, positions_P, tokens_P)
+                rows = ChunkRows(slots_P, positions_P, np.ones_like(slots_P), tokens_P)
                 x_PE = yield from self._forward(rows, len(slots_P))
             else:
                 x_PE = yield from self._read_last(slots_P, positions_P, tokens_P)
@@ -179,7 +179,3 @@ class DraftSizes(NamedTuple):
     max_drafts: int
     vocab_size: int
     large_vocab_size: int
-
-
-def _rows_of_one(slots_P: Int64Array, positions_P: Int64Array, tokens_P: Int64Array) -> ChunkRows:
-    return ChunkRows(slots_P, positions_P, np.ones_like(slots_P), tokens_P)

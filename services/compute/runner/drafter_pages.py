@@ -7,6 +7,7 @@ Shape legend: T tokens, P parts of texts, N slots, L pages of a slot, Y pages, E
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -90,46 +91,37 @@ class ReadPages:
         first_P = begins_L[page_P] + num_read_PL[np.arange(len(page_P)), page_P]
         return np.where(lacks_PL.any(axis=1), np.clip(first_P, seen_P, ends_P), ends_P)
 
-    def note(self, slot: int, start: int, end: int) -> None:
+    def note(self, slots: Iterable[int], starts: Iterable[int], ends: Iterable[int]) -> None:
         """These positions have been read, as all before them."""
         page_tokens = self._table.page_tokens
-        pages = np.arange(start // page_tokens, -(-end // page_tokens))
-        num_read = np.minimum(end - pages * page_tokens, page_tokens)
-        self._num_read_Y[self._table.pages_NL[slot, pages]] = num_read
+        for slot, start, end in zip(slots, starts, ends, strict=True):
+            pages = np.arange(start // page_tokens, -(-end // page_tokens))
+            num_read = np.minimum(end - pages * page_tokens, page_tokens)
+            self._num_read_Y[self._table.pages_NL[slot, pages]] = num_read
 
     def take(
-        self, slots_P: Int64Array, positions_P: Int64Array, ends_P: Int64Array
+        self, slots_P: Int64Array, positions_P: Int64Array, ends_P: Int64Array | None = None
     ) -> tuple[Int64Array, ...]:
-        """Slots, positions and lengths of what is read next of what `first_unread` is about; it
-        counts as read from here on, of each so much as is read at once."""
+        """Slots, positions and lengths of what is read next of what `first_unread` is about, as
+        much as is read at once; it counts as read from here on. Without ends: of what cannot be
+        read at once with the tokens at these positions."""
+        ends_P = positions_P - READ_AT_ONCE if ends_P is None else ends_P
         start_P = self.first_unread(slots_P, positions_P, ends_P)
         lacks = start_P < ends_P
         slots_P, start_P, ends_P = slots_P[lacks], start_P[lacks], ends_P[lacks]
         len_P = np.minimum(ends_P - start_P, READ_AT_ONCE)
-        self._note_all(slots_P, start_P, start_P + len_P)
+        self.note(slots_P, start_P, start_P + len_P)
         return slots_P, start_P, len_P
-
-    def far(self, slots_P: Int64Array, positions_P: Int64Array) -> tuple[Int64Array, ...]:
-        """Slots that lack more than is read at once with their tokens at these positions, these,
-        and where what is to be read before them ends."""
-        start_P = self.first_unread(slots_P, positions_P, positions_P)
-        is_far = start_P + READ_AT_ONCE <= positions_P
-        return slots_P[is_far], positions_P[is_far], positions_P[is_far]
 
     def take_last(self, slots_P: Int64Array, positions_P: Int64Array, ahead: int = 0) -> Int64Array:
         """Where to begin to read up to these positions, and so many more, which do not count."""
         start_P = self.first_unread(slots_P, positions_P, positions_P + 1)
         start_P = np.minimum(start_P, positions_P + ahead)
-        self._note_all(slots_P, start_P, positions_P + 1)
+        self.note(slots_P, start_P, positions_P + 1)
         return start_P
 
     def transfer(self, direction: Direction, pages: PagePairs) -> None:
         self._rows.transfer(direction, pages)
-
-    def _note_all(self, slots_P: Int64Array, start_P: Int64Array, ends_P: Int64Array) -> None:
-        columns = slots_P.tolist(), start_P.tolist(), ends_P.tolist()
-        for slot, start, end in zip(*columns, strict=True):
-            self.note(slot, start, end)
 
 
 class HiddenPages:

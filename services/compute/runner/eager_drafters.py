@@ -42,8 +42,7 @@ class Host(NamedTuple):
     @property
     def room(self) -> PageRoom:
         """What has pages by that table."""
-        page_tokens = self.spec.kv_groups[0].page_tokens
-        sizes = self.spec.max_num_seqs, page_tokens, self.spec.max_model_len
+        sizes = self.spec.max_num_seqs, self.table.page_tokens, self.spec.max_model_len
         return PageRoom(*sizes, self._group)
 
     @property

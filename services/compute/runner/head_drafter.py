@@ -185,7 +185,7 @@ class HeadDrafter:
     ) -> Generator[bool, None, Tensor]:
         """Have a head read all that is left up to the tokens at these positions, and as many drafts
         behind them as its number; returns the states of the last, which is read again if it was."""
-        yield from self._read_up_to(number, *self._read_pages[number].far(slots_P, positions_P))
+        yield from self._read_up_to(number, slots_P, positions_P)
         start_P = self._read_pages[number].take_last(slots_P, positions_P, number)
         rows = ReadRows.of(slots_P, start_P, positions_P + number + 1 - start_P)
         own_TE = yield from self._read(number, rows)

@@ -111,6 +111,22 @@ def test_what_chunks_prefixes_aborts_and_swaps_leave_is_not_stale(
     assert stats.accepted_drafts_total == stats.drafts_total > 6
 
 
+def test_a_draft_that_a_swap_left_unread_is_read_behind_it(
+    tmp_path: Path, device: torch.device
+) -> None:
+    folder = save_model(make_model("llama", **ONE_LAYER), tmp_path)
+    settings = drafting_with(folder)
+    runner = Restricted(load_runner(folder, settings, device), num_pages=9, num_host_pages=20)
+    server = Server(runner, settings)
+    for counter in range(3):
+        sampling = replace(DRAWN, max_tokens=30, seed=counter)
+        server.ask(counter, [counter + 3, *range(10, 18 + 3 * counter)], sampling)
+    server.run()
+    stats = server.scheduler.stats()
+    assert server.most_swapped > 0
+    assert stats.accepted_drafts_total == stats.drafts_total > 30
+
+
 class Seldom(FixedDrafts):
     """Drafts in two steps of every eight."""
 

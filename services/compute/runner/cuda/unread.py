@@ -55,8 +55,8 @@ class Unread:
         self, num_slots: int, launch_of: Callable[[int], int], first: FirstPass, num_drafts: int
     ) -> None:
         """`launch_of` so many tokens, at most, is the size of the launch that reads them; it may
-        hold fewer. The slots behind what it holds wait for the next step. A row has `num_drafts` at
-        most: sequences that were swapped out had not read so many, perhaps."""
+        hold fewer. The slots behind what it holds wait for the next step. Sequences that were
+        swapped out may have left `num_drafts` tokens, those of a row at most."""
         self._launch_of = launch_of
         self._first, self._num_new = first, num_drafts
         self._num_N = np.zeros(num_slots, dtype=np.int64)

@@ -27,7 +27,7 @@ from services.compute.step import Int64Array, StepPlan
 from tests.unit.compute import engine_server
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.rank_threads import RankThreads
-from tests.unit.compute.engine_server import Server
+from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.seldom_drafts import Seldom
 from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
 
@@ -62,6 +62,46 @@ def test_what_it_has_not_read_it_reads_before_it_drafts(
     monkeypatch.setattr(drafter_pages, "READ_AT_ONCE", 8)
     stats = answers(load_on_cpu(folder, settings), settings).scheduler.stats()
     assert stats.accepted_drafts_total == stats.drafts_total > 5
+
+
+@pytest.mark.parametrize("num_host_pages", [0, 40])
+def test_a_draft_that_a_preemption_left_unread_is_read_behind_it(
+    num_host_pages: int, tmp_path: Path
+) -> None:
+    """Computed again or swapped; the last draft of a row that was right no pass has read."""
+    folder = save_model(make_model("llama"), tmp_path)
+    few = {"page_tokens": 4, "swap_space": 0.003 if num_host_pages else 0.0}
+    settings = drafting_with(folder).model_copy(update=few)
+    runner = load_on_cpu(folder, settings)
+    server = Server(Restricted(runner, num_pages=36, num_host_pages=num_host_pages), settings)
+    for counter in range(8):
+        prompt = [*range(3, 10 + 3 * counter), counter]
+        server.ask(counter, prompt, SamplingParams(40, counter, ignore_eos=True))
+    server.run()
+    stats = server.scheduler.stats()
+    assert stats.preemptions_total > 3 and bool(server.most_swapped) == (num_host_pages > 0)
+    assert stats.accepted_drafts_total == stats.drafts_total > 100
+
+
+def test_an_answer_without_drafts_that_comes_back_in_a_prompt_is_read_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(make_model("llama"), tmp_path)
+    settings, policy = drafting_with(folder), Seldom(16, 3)
+    policy.every = 1000
+    monkeypatch.setattr(engine_server, "draft_policy", lambda *_: policy)
+    monkeypatch.setattr(drafter_pages, "READ_AT_ONCE", 16)
+    server = Server(load_on_cpu(folder, settings), settings)
+    sampling = SamplingParams(40, seed=5, ignore_eos=True)
+    server.ask(0, [*range(3, 21)], sampling)
+    server.run()
+    assert server.scheduler.stats().drafts_total == 0
+    policy.every = 1
+    server.ask(1, [*range(3, 21), *server.tokens[0], 7], sampling)
+    server.run()
+    stats = server.scheduler.stats()
+    assert server.cached[1] >= 48
+    assert stats.accepted_drafts_total == stats.drafts_total > 20
 
 
 def test_each_step_by_which_passes_are_timed_has_its_passes(

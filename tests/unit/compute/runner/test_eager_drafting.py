@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.messages.sampling import SamplingParams
@@ -98,14 +98,26 @@ def test_random_histories_say_the_same(variant: str, histories: HistoriesOf) -> 
     assert sum(server.scheduler.stats().preemptions_total for server in without)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral_window"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2_window"])
+@settings(max_examples=num_cases(1, 5))
+@example(seed=22528)
+@given(seed=st.integers(0, 2**31))
 def test_a_model_that_drafts_for_itself_is_always_right(
-    variant: str, histories: HistoriesOf
+    variant: str, seed: int, histories: HistoriesOf
 ) -> None:
-    folder = histories(variant).folder
-    num_drafts, num_right, drafters = histories(variant).with_drafts(drafts_by(folder), (0,))
-    assert num_right == num_drafts > 100
+    config = drafts_by(histories(variant).folder)
+    num_drafts, num_right, drafters = histories(variant).with_drafts(config, (seed,))
+    assert num_right == num_drafts > 60
     assert drafters == {"draft_model"}
+
+
+def test_a_model_of_windows_that_drafts_for_itself_is_nearly_always_right(
+    histories: HistoriesOf,
+) -> None:
+    """What it reads late may have seen what has left the window, and no page has that any more."""
+    config = drafts_by(histories("mistral_window").folder)
+    num_drafts, num_right, _ = histories("mistral_window").with_drafts(config, (0, 2028277857))
+    assert num_right > 0.98 * num_drafts > 200
 
 
 def test_a_model_that_knows_nothing_changes_no_text(tmp_path: Path, histories: HistoriesOf) -> None:

@@ -21,7 +21,8 @@ class Uploads:
     """Steps of decode rows, and what is said of them."""
 
     def __init__(self, most_read: int = 1000, first: FirstPass = OF_MODELS) -> None:
-        self._unread = Unread(NUM_SLOTS, lambda num_tokens: min(num_tokens, most_read), first)
+        about = first, MOST_DRAFTS
+        self._unread = Unread(NUM_SLOTS, lambda num_tokens: min(num_tokens, most_read), *about)
         self._packer = StepPacker(NUM_SLOTS)
         self._out = np.zeros(1000, dtype=np.int32)
 
@@ -53,12 +54,12 @@ def test_what_steps_without_drafts_leave_is_read_when_drafts_are_wanted() -> Non
     assert uploads.step({1: 1}) == DraftWork(1, (1,), 2)
 
 
-def test_a_new_sequence_has_nothing_of_the_one_before() -> None:
+def test_a_new_sequence_has_the_drafts_before_its_swap_and_nothing_of_the_one_before() -> None:
     uploads = Uploads()
     for _ in range(9):
         uploads.step({0: 0})
     assert uploads.step({0: 0, 1: 0}, newcomers=(0,)) == NOTHING
-    assert uploads.step({0: 1, 1: 1}) == DraftWork(0, (2,), 4)
+    assert uploads.step({0: 1, 1: 1}) == DraftWork(MOST_DRAFTS, (2,), 4)
 
 
 def test_what_one_launch_cannot_hold_is_left_to_the_next() -> None:
@@ -102,7 +103,7 @@ def test_it_is_never_less_than_there_is(seed: int, first: FirstPass) -> None:
     for _ in range(60):
         slots = rng.sample(range(NUM_SLOTS), rng.randint(1, NUM_SLOTS))
         newcomers = tuple(slot for slot in slots if rng.random() < 0.05)
-        unread.update(dict.fromkeys(newcomers, 0))
+        unread.update(dict.fromkeys(newcomers, MOST_DRAFTS))
         often = rng.random() < 0.4
         drafts = {slot: rng.randint(0, MOST_DRAFTS) if often else 0 for slot in slots}
         work = uploads.step(drafts, newcomers)
