@@ -70,7 +70,6 @@ class DraftedFor(NamedTuple):
     folder: Path
     raw: Mapping[str, Any]  # its config.json
     shape: DecoderShape
-    on_gpus: bool
 
 
 def read_head(drafts: SpeculativeSettings | None, model: DraftedFor) -> HeadFolder | None:
@@ -146,18 +145,9 @@ def _eagle(
                 "take a head that was trained for this model."
             )
     if drafts.method == "eagle3":
-        _check_eagle3(fields, model)
+        check_values(fields, EAGLE3_ONLY)
+        eagle3_layers(fields, model.shape.num_layers)  # says now what is not supported
     return HeadFolder(drafts.method, folder, fields, shape)
-
-
-def _check_eagle3(fields: Mapping[str, Any], model: DraftedFor) -> None:
-    check_values(fields, EAGLE3_ONLY)
-    num_layers = model.shape.num_layers
-    if num_layers in eagle3_layers(fields, num_layers) and model.on_gpus:
-        raise ModelError(
-            "this head sees what the last layer makes beside earlier ones, which is on the CPU "
-            "only so far; take another head or method."
-        )
 
 
 def _layer_fields(raw: Mapping[str, Any]) -> dict[str, Any]:

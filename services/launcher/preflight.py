@@ -239,7 +239,7 @@ def _check_drafter(plan: Plan, machine: Machine, folder: Path) -> None:
     if drafts is None or read_pooling(folder) is not None:
         return
     shape = read_shape(raw)
-    read_head(drafts, DraftedFor(folder, raw, shape, device_of(plan, machine) == "cuda"))
+    read_head(drafts, DraftedFor(folder, raw, shape))
     if drafts.method == "draft_model":
         small = Path(drafts.model)
         small_raw = read_model_config(small)

@@ -196,14 +196,28 @@ class KernelDecoder:
         quantize_rows(x_SE, rows, pdl=self._device.pdl)
         return rows
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the last layer's part is in the stream behind a pass, not beside it."""
+        return self._device.ranks.is_split or self._decoder.leaves_whole
+
+    def made(self, out_TE: Tensor) -> None:
+        """Hidden states [T, E] of the pass's first tokens as the last layer makes them, which no
+        norm has seen."""
+        num_tokens, stream = len(out_TE), self._device.stream
+        out_TE.copy_(stream.x_TE[:num_tokens])
+        if not self._is_whole:
+            behind, scale = self._decoder.layers[-1].last
+            delta_TE = stream.delta_TE[:num_tokens]
+            add_norm(out_TE, delta_TE, None, None, post=behind, scale=scale)
+
     def normed_at(self, index_S: Tensor, out_SE: Tensor) -> None:
         """Hidden states [S, E] of these tokens (int32) after the final norm."""
         stream, (behind, scale) = self._device.stream, self._decoder.layers[-1].last
         if self._decoder.norm is None:
             torch.index_select(stream.x_TE, 0, index_S, out=out_SE)
             return
-        # else the last part is not yet added
-        is_whole = self._device.ranks.is_split or self._decoder.leaves_whole
+        is_whole = self._is_whole
         if is_whole:
             behind, scale = None, 1.0
         add_norm(

@@ -116,11 +116,10 @@ class ModelLoader:
         if not ranks.rank:
             log_notices(raw, settings)
         placement = expert_placement(settings, config.shape.experts, ranks)
-        on_gpus = device.type == "cuda"
-        check_split(config.shape, ranks.size, stages.count, on_gpus)
+        check_split(config.shape, ranks.size, stages.count, device.type == "cuda")
         about = config, pooling, dtype, quantization
         loader = ModelLoader(folder, settings, device, *about, ranks, placement, stages)
-        head = read_head(loader.drafts, DraftedFor(folder, raw, config.shape, on_gpus))
+        head = read_head(loader.drafts, DraftedFor(folder, raw, config.shape))
         drafter = loader._read_drafter()
         return replace(loader, drafter=drafter, head=head, context=context)
 

@@ -88,6 +88,12 @@ class Case(NamedTuple):
     num_ranks: int = 1
 
 
+SIZES = {
+    "llama": {"num_hidden_layers": 3},
+    "qwen3_moe": {"num_hidden_layers": 2, "head_dim": 16},
+}
+"""Of models where kernels are interpreted."""
+
 SPLIT = [
     Case("eagle", "llama", say_little, num_ranks=2),
     Case("eagle3", "llama", say_little, num_ranks=2),
@@ -101,6 +107,7 @@ SPLIT = [
     "case",
     [
         Case("eagle3", "llama", converse, every=2),
+        Case("eagle3 last", "qwen3_moe", say_little),
         Case("mtp 2", "deepseek_v3", say_little),
         Case("speculators", "llama", converse),
         Case("medusa", "llama", say_little),
@@ -109,6 +116,7 @@ SPLIT = [
             pytest.param(Case(*heads, converse), marks=pytest.mark.gpu)
             for heads in (
                 ("eagle3", "llama"),
+                ("eagle3 last", "llama"),
                 ("eagle", "llama"),
                 ("mtp", "glm4_moe"),
                 ("mtp 3", "deepseek_v3"),
@@ -127,8 +135,7 @@ def test_its_drafts_are_those_of_the_whole_text(
     monkeypatch.setattr(
         engine_server, "draft_policy", lambda config, *_: Seldom(8, 3) if config else None
     )
-    sizes = {} if ON_GPU or variant != "llama" else {"num_hidden_layers": 3}
-    model = make_model(variant, **sizes)
+    model = make_model(variant, **({} if ON_GPU else SIZES.get(variant, {})))
     folder = save_model(model, tmp_path / "model")
     head, config = save_head(method, model, folder, tmp_path / "head")
     plain = SETTINGS.model_copy(update={"max_num_seqs": 8, "max_prefill_tokens": 12})

@@ -29,7 +29,7 @@ NUM_DRAFTS = 3
 class Head(nn.Module):
     """What all have in common: states of a text, of which drafts are made one by one."""
 
-    layers: tuple[int, ...]  # of the model, whose inputs it sees; -1: the state behind the norm
+    layers: tuple[int, ...]  # places in `states_of`
     std = 0.3  # of random weights, for logits of about the model's size
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -54,8 +54,8 @@ class Head(nn.Module):
         """
         embed = self.model.get_input_embeddings()
         with torch.inference_mode():
-            out = self.model(torch.tensor([text[:-1]]), output_hidden_states=True)
-            x_BTE = self.kept([out.hidden_states[layer] for layer in self.layers])
+            states = states_of(self.model, text[:-1])
+            x_BTE = self.kept([states[layer] for layer in self.layers])
             if sees_first:
                 x_BTE = torch.cat((torch.zeros_like(x_BTE[:, :1]), x_BTE), 1)
             guessed: list[int] = []
@@ -282,6 +282,18 @@ class NextTokens(Head):
         path.write_text(json.dumps(json.loads(path.read_text()) | more))
 
 
+def states_of(model: PreTrainedModel, text: list[int]) -> list[Tensor]:
+    """What comes into each layer [B, T, E], what the last makes, and that behind the norm."""
+    made: list[Any] = []
+    layer = model.model.layers[-1]
+    hook = layer.register_forward_hook(lambda _, given, out: made.append(out))
+    out = model(torch.tensor([text]), output_hidden_states=True)
+    hook.remove()
+    (last,) = made
+    last_BTE = last[0] if isinstance(last, tuple) else last
+    return [*out.hidden_states[:-1], last_BTE, out.hidden_states[-1]]
+
+
 H = TypeVar("H", bound=Head)
 
 
@@ -311,8 +323,8 @@ def qwen3_config(model: PreTrainedModel) -> Qwen3Config:
 def save_head(
     method: str, model: PreTrainedModel, folder: Path, head_folder: Path
 ) -> tuple[Head, str]:
-    """A random head of this method (of `mtp 2` two layers), saved for the model in a folder, and
-    the setting that names it."""
+    """A random head of this method (of `mtp 2` two layers; `eagle3 last` sees what the last one
+    makes), saved for the model in a folder, and the setting that names it."""
     method, _, num_layers = method.partition(" ")
     fields: dict[str, Any] = {"method": method, "num_speculative_tokens": NUM_DRAFTS}
     if method == "mtp":
@@ -323,6 +335,9 @@ def save_head(
     if method == "eagle3":
         head, names = Eagle3(model, 120), {"architectures": ["LlamaForCausalLMEagle3"]}
         config: dict[str, Any] = {**names, "draft_vocab_size": 120}
+        if num_layers == "last":
+            head.layers = (1, 2, model.config.num_hidden_layers)
+            config["eagle_aux_hidden_state_layer_ids"] = list(head.layers)
     elif method == "speculators":
         fields["method"] = "eagle3"
         names = {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}

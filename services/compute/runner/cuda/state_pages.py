@@ -30,14 +30,18 @@ class StatePages:
         self._page_tokens = sizes.page_tokens
         self._kv_slots_T = machine.inputs.kv_slots_GT[lent_group(machine)]
         stream_TE = self._decoder.hidden_TE
-        # Of layers within the model, or of the norm behind the last one.
+        # What comes into layers and what the last makes, or that behind its norm.
+        num_layers = len(sizes.layout.places)
         self._shown: list[Tensor] = []
-        if max(head.layers) < len(sizes.layout.places):
-            self._shown = self._decoder.show(head.layers)
-        else:
+        self._made_TE: Tensor | None = None
+        if head.layers == (num_layers,):
             self._normed_TE = torch.zeros_like(stream_TE)
             num_tokens = len(stream_TE)
             self._tokens_T = torch.arange(num_tokens, dtype=torch.int32, device=stream_TE.device)
+        else:
+            self._shown = self._decoder.show(head.layers)
+            if num_layers in head.layers:
+                self._made_TE = self._shown[head.layers.index(num_layers)]
         self.states_YPE = stream_TE.new_empty(0, self._page_tokens, self._decoder.hidden_size)
 
     @property
@@ -55,6 +59,8 @@ class StatePages:
 
     def keep(self, num_tokens: int) -> None:
         """Those of the pass before, over up to so many tokens."""
+        if self._made_TE is not None:
+            self._decoder.made(self._made_TE[:num_tokens])
         if self._shown:
             x_TE = self._kept([x_TE[:num_tokens] for x_TE in self._shown])
         else:
