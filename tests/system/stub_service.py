@@ -45,7 +45,8 @@ def main() -> None:
         if "hang-once" not in words or not first or time.monotonic() < hangs_at_s:
             beacon.update(True, time.monotonic(), 1e6 if "slow" in words else 0.0)
         while "busy" in words and time.monotonic() > hangs_at_s and not ended.is_set():
-            sum(range(1000))
+            sum(range(200_000))  # with a pause twice as long: seconds of it are left to other tests
+            time.sleep(0.008)
     with (run_dir / "history").open("a") as history:
         history.write(f"{name} ended\n")
 

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.stack import Stack
 from tests.system.bad_requests import MESSAGES, SOUND
+from tests.system.conftest import SimStack
 from tests.system.ring import send, wait_empty
 
 KEY = "sk-right-1234567890"
@@ -46,7 +47,7 @@ CLOSED = (
 def guarded(strict_folder: Path) -> Iterator[Stack]:
     """A server that wants a key, and knows what it reads."""
     settings = {"router.api_keys": KEY, "router.unknown_fields": "refuse"}
-    with Stack(strict_folder, "--device", "sim", settings=settings) as stack:
+    with SimStack(strict_folder, settings=settings) as stack:
         yield stack
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.load import ended, streams
 from benchmarks.stack import Stack
+from tests.system.conftest import SimStack
 from tests.system.terminal import ROOT, Terminal
 
 SMALL = ("--requests", "12", "--concurrency", "4", "--output-tokens", "6", "--processes", "1")
@@ -56,7 +57,7 @@ def test_requests_come_at_random_times_where_a_rate_is_given(sim_stack: Stack) -
 
 def test_requests_that_fail_are_counted_and_quoted(sim_folder: Path) -> None:
     settings = {"router.max_in_flight": 1}
-    with Stack(sim_folder, "--device", "sim", settings=settings) as stack:
+    with SimStack(sim_folder, settings=settings) as stack:
         ran = bench(stack.url, *SMALL, "--no-warm-up")
     assert ran.returncode == 1
     assert "requests failed (request " in ran.stdout

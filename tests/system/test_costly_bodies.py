@@ -21,6 +21,7 @@ import pytest
 from benchmarks.stack import Stack
 from tests.patience import PATIENCE_S
 from tests.system.aftermath import Aftermath
+from tests.system.conftest import SimStack
 from tests.system.ring import wait_empty
 
 NUM_STREAMS = 20
@@ -140,7 +141,7 @@ class Streams:
 @pytest.fixture(scope="module")
 def stack(sim_folder: Path) -> Iterator[Stack]:
     """A server whose steps take 50 ms; it has no limits but the usual ones."""
-    with Stack(sim_folder, "--device", "sim", settings={"compute.sim_step_base_s": 0.05}) as found:
+    with SimStack(sim_folder, settings={"compute.sim_step_base_s": 0.05}) as found:
         yield found
 
 

@@ -20,9 +20,8 @@ import pytest
 from benchmarks.stack import ROOT, Stack, descendants_of, is_running
 from tests.cases import num_cases
 from tests.patience import PATIENCE_S
+from tests.system.conftest import SimStack
 from tests.system.ring import answers, ask, num_running, wait_empty
-
-SLOW_STEP = {"compute.sim_step_base_s": 0.02}
 
 
 @pytest.fixture
@@ -133,7 +132,7 @@ def test_without_a_worker_requests_wait_and_then_get_a_503_with_retry_after(
     sim_folder: Path,
 ) -> None:
     settings = {"router.hold_s": 0.2}
-    with Stack(sim_folder, "--device", "sim", settings=settings) as stack:
+    with SimStack(sim_folder, settings=settings) as stack:
         os.kill(stack.pids()["compute-0"], signal.SIGSTOP)
         status, headers = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
         assert status == 503
@@ -187,17 +186,6 @@ def test_a_crash_looping_worker_is_restarted_with_back_off(stack: Stack) -> None
     assert delays_s[2] > delays_s[0]
 
 
-def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
-    processes = descendants_of(stack.process.pid)
-    (reader,) = begin(stack, 1, 4000)
-    stack.signal(signal.SIGINT)
-    stack.wait_until(lambda: is_closed(stack), PATIENCE_S, "closed")
-    stack.signal(signal.SIGINT)
-    assert stack.wait() == 128 + signal.SIGINT
-    assert len(reader.join().events) < 1000, "it was drained for as long as it may"
-    assert not any(map(is_running, processes))
-
-
 def clients_of(stack: Stack, pid: int) -> set[int]:
     """Return the ports of the clients that are connected with a router now."""
     ours = f":{stack.port:04X}"
@@ -215,28 +203,38 @@ def clients_of(stack: Stack, pid: int) -> set[int]:
     return clients
 
 
-def test_when_one_router_of_two_is_killed_the_other_goes_on(sim_folder: Path) -> None:
-    options = ("--device", "sim", "--routers", "2")
-    with Stack(sim_folder, *options, settings=SLOW_STEP) as stack:
-        routers = stack.pids("router")
-        readers: list[Reader] = []
-        while not all(clients_of(stack, pid) for pid in routers.values()):
-            readers += begin(stack, 4, 300)
-            assert len(readers) < 400, "one router gets every connection"
-        at_the_killed = clients_of(stack, routers["router-1"])
-        stack.kill("router-1")
-        for reader in readers:
-            reader.join()
-        cut = {reader.port for reader in readers if not reader.is_whole}
-        assert cut
-        assert cut <= at_the_killed  # one of those may just have had its last event
-        assert all(reader.completion_tokens == 300 for reader in readers if reader.is_whole)
-        assert all(answers(stack) for _ in range(10))
-        stack.wait_until(
-            lambda: num_running(stack) == [0], PATIENCE_S, "rid of the dead router's requests"
-        )
-        stack.wait_until(lambda: len(stack.pids("router")) == 2, PATIENCE_S, "complete again")
-        assert stack.stop() == 0
+def test_when_one_router_of_two_is_killed_the_other_goes_on(stack: Stack) -> None:
+    stack.scale(router=2)
+    routers = stack.pids("router")
+    readers: list[Reader] = []
+    while not all(clients_of(stack, pid) for pid in routers.values()):
+        readers += begin(stack, 4, 300)
+        assert len(readers) < 400, "one router gets every connection"
+    at_the_killed = clients_of(stack, routers["router-1"])
+    stack.kill("router-1")
+    for reader in readers:
+        reader.join()
+    cut = {reader.port for reader in readers if not reader.is_whole}
+    assert cut
+    assert cut <= at_the_killed  # one of those may just have had its last event
+    assert all(reader.completion_tokens == 300 for reader in readers if reader.is_whole)
+    assert all(answers(stack) for _ in range(10))
+    stack.wait_until(
+        lambda: num_running(stack) == [0], PATIENCE_S, "rid of the dead router's requests"
+    )
+    stack.wait_until(lambda: len(stack.pids("router")) == 2, PATIENCE_S, "complete again")
+    stack.scale(router=1)
+
+
+def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
+    processes = descendants_of(stack.process.pid)
+    (reader,) = begin(stack, 1, 4000)
+    stack.signal(signal.SIGINT)
+    stack.wait_until(lambda: is_closed(stack), PATIENCE_S, "closed")
+    stack.signal(signal.SIGINT)
+    assert stack.wait() == 128 + signal.SIGINT
+    assert len(reader.join().events) < 1000, "it was drained for as long as it may"
+    assert not any(map(is_running, processes))
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:

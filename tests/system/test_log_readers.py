@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.stack import ROOT, Stack
+from benchmarks.stack import ROOT
 from tests.patience import PATIENCE_S
+from tests.system.conftest import SimStack
 from tests.system.ring import answers
 
 
@@ -36,7 +37,7 @@ def full_pipe() -> Iterator[int]:
 def test_a_log_that_nobody_reads_stops_neither_supervision_nor_the_end(
     sim_folder: Path, full_pipe: int, num_signals: int
 ) -> None:
-    with Stack(sim_folder, "--device", "sim", log_fd=full_pipe) as stack:
+    with SimStack(sim_folder, log_fd=full_pipe) as stack:
         killed = stack.pids()["detokenizer-0"]
         stack.kill("detokenizer-0")
         stack.wait_until(

@@ -12,19 +12,27 @@ import pytest
 
 from benchmarks.stack import Stack
 from tests.patience import PATIENCE_S
+from tests.system.conftest import SimStack
 from tests.system.ring import answers, wait_empty
 
 NUM_CLIENTS = 400
 MAX_FILES = 256
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stack(sim_folder: Path) -> Iterator[Stack]:
     """A server whose processes may have few files open."""
-    stack = Stack(sim_folder, "--device", "sim")
+    stack = SimStack(sim_folder)
     resource.prlimit(stack.process.pid, resource.RLIMIT_NOFILE, (64, MAX_FILES))
     with stack:
         yield stack
+
+
+def test_every_service_may_open_as_many_files_as_it_can(stack: Stack) -> None:
+    limits = {
+        name: resource.prlimit(pid, resource.RLIMIT_NOFILE) for name, pid in stack.pids().items()
+    }
+    assert limits == dict.fromkeys(limits, (MAX_FILES, MAX_FILES))
 
 
 def test_many_clients_are_refused_and_no_link_fails(stack: Stack) -> None:
@@ -46,13 +54,6 @@ def test_many_clients_are_refused_and_no_link_fails(stack: Stack) -> None:
     assert stack.pids()["router-0"] == pids["router-0"]
     wait_empty(stack)
     assert stack.stop() == 0
-
-
-def test_every_service_may_open_as_many_files_as_it_can(stack: Stack) -> None:
-    limits = {
-        name: resource.prlimit(pid, resource.RLIMIT_NOFILE) for name, pid in stack.pids().items()
-    }
-    assert limits == dict.fromkeys(limits, (MAX_FILES, MAX_FILES))
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from benchmarks.stack import Stack
 from services.router.openapi.document import build_document
 from tests.cases import num_cases
 from tests.patience import PATIENCE_S
+from tests.system.conftest import SimStack
 from tests.system.ring import wait_empty
 from tests.system.unsayable import is_unsayable
 
@@ -57,7 +58,7 @@ OPERATIONS = [
 def quick_stack(sim_folder: Path) -> Iterator[Stack]:
     """A server whose longest answer is short: what is asked at random asks for as much as fits."""
     settings = {"compute.sim_step_base_s": 0.0001, "compute.max_model_len": 160}
-    with Stack(sim_folder, "--device", "sim", settings=settings) as stack:
+    with SimStack(sim_folder, settings=settings) as stack:
         yield stack
 
 

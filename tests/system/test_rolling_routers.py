@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from tests.patience import PATIENCE_S
 from tests.system.ring import wait_empty
 
 NUM_CLIENTS = 6
-SLOW_STEP = {"compute.sim_step_base_s": 0.02}
 
 
 class Client:
@@ -62,41 +60,40 @@ class Client:
 
 
 @pytest.mark.parametrize("num_routers", [1, 2][: num_cases(1, 2)])
-def test_no_request_fails_while_routers_are_replaced(sim_folder: Path, num_routers: int) -> None:
-    options = ("--device", "sim", "--routers", str(num_routers))
-    with Stack(sim_folder, *options, settings=SLOW_STEP) as stack:
-        clients = [Client(stack.port, number % 2 == 0) for number in range(NUM_CLIENTS)]
-        try:
-            for name, pid in stack.pids("router").items():
-                before = num_registered(stack, name)
-                os.kill(pid, signal.SIGTERM)
-                stack.wait_until(
-                    lambda name=name, pid=pid: stack.pids().get(name, pid) != pid,
-                    PATIENCE_S,
-                    f"a new {name}",
-                )
-                stack.wait_until(
-                    lambda name=name, before=before: num_registered(stack, name) >= before + 3,
-                    PATIENCE_S,
-                    f"{name} with workers",
-                )
-                num_asked = [len(client.statuses) for client in clients]
-                stack.wait_until(
-                    lambda asked=num_asked: all(
-                        len(client.statuses) > num + 1
-                        for client, num in zip(clients, asked, strict=True)
-                    ),
-                    PATIENCE_S,
-                    "serving on",
-                )
-        finally:
-            for client in clients:
-                client.end()
-        failed = [status for client in clients for status in client.statuses if status != 200]
-        assert failed == []
-        assert sum(client.num_closed for client in clients[::2]) > 0
-        wait_empty(stack)
-        assert stack.stop() == 0
+def test_no_request_fails_while_routers_are_replaced(mortal_stack: Stack, num_routers: int) -> None:
+    stack = mortal_stack
+    stack.scale(router=num_routers)
+    clients = [Client(stack.port, number % 2 == 0) for number in range(NUM_CLIENTS)]
+    try:
+        for name in stack.pids("router"):
+            replace(stack, name)
+            num_asked = [len(client.statuses) for client in clients]
+            stack.wait_until(
+                lambda asked=num_asked: all(
+                    len(client.statuses) > num + 1
+                    for client, num in zip(clients, asked, strict=True)
+                ),
+                PATIENCE_S,
+                "serving on",
+            )
+    finally:
+        for client in clients:
+            client.end()
+    failed = [status for client in clients for status in client.statuses if status != 200]
+    assert failed == []
+    assert sum(client.num_closed for client in clients[::2]) > 0
+    wait_empty(stack)
+    stack.scale(router=1)
+
+
+def replace(stack: Stack, name: str) -> None:
+    """End a router, and wait until its successor knows the workers."""
+    before, pid = num_registered(stack, name), stack.pids()[name]
+    os.kill(pid, signal.SIGTERM)
+    stack.wait_until(lambda: stack.pids().get(name, pid) != pid, PATIENCE_S, f"a new {name}")
+    stack.wait_until(
+        lambda: num_registered(stack, name) >= before + 3, PATIENCE_S, f"{name} with workers"
+    )
 
 
 def num_registered(stack: Stack, router: str) -> int:

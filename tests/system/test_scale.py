@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from pathlib import Path
 
 from benchmarks.stack import Stack
 from services.cli import main
@@ -14,8 +13,7 @@ from tests.system.ring import wait_empty
 
 NUM_CLIENTS = 4
 JSON = {"Content-Type": "application/json"}
-DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
-BODY = {"model": "demo", "prompt": "Hi", "max_tokens": 20, "ignore_eos": True, "seed": 1}
+BODY = {"model": "sim", "prompt": "Hi", "max_tokens": 20, "ignore_eos": True, "seed": 1}
 
 
 class Asker:
@@ -40,22 +38,20 @@ class Asker:
             self.num_answers += 1
 
 
-def test_no_request_is_lost_while_services_are_scaled_up_and_down() -> None:
-    ended = threading.Event()
-    settings = {"compute.sim_step_base_s": 0.02, "tokenizer.pool_size": 1}
-    with Stack(DEMO, "--device", "sim", settings=settings) as stack:
-        askers = [Asker(stack.port, ended) for _ in range(NUM_CLIENTS)]
-        try:
-            assert main(["scale", "routers=2", "--run-dir", stack.run_dir]) == 0
-            stack.scale(router=2, tokenizer=2, compute=2, detokenizer=2)
-            added = stack.pids()
-            stack.scale(router=1, tokenizer=1, compute=1, detokenizer=1)
-        finally:
-            ended.set()
-            for asker in askers:
-                asker.thread.join(PATIENCE_S)
-        assert stack.pids().items() <= added.items()  # the first ones went on
-        assert min(asker.num_answers for asker in askers) > 1
-        (answer,) = set().union(*(asker.answers for asker in askers))
-        assert answer[0] == 200, answer
-        wait_empty(stack)
+def test_no_request_is_lost_while_services_are_scaled_up_and_down(mortal_stack: Stack) -> None:
+    stack, ended = mortal_stack, threading.Event()
+    askers = [Asker(stack.port, ended) for _ in range(NUM_CLIENTS)]
+    try:
+        assert main(["scale", "routers=2", "--run-dir", stack.run_dir]) == 0
+        stack.scale(router=2, tokenizer=2, compute=2, detokenizer=2)
+        added = stack.pids()
+        stack.scale(router=1, tokenizer=1, compute=1, detokenizer=1)
+    finally:
+        ended.set()
+        for asker in askers:
+            asker.thread.join(PATIENCE_S)
+    assert stack.pids().items() <= added.items()  # the first ones went on
+    assert min(asker.num_answers for asker in askers) > 1
+    (answer,) = set().union(*(asker.answers for asker in askers))
+    assert answer[0] == 200, answer
+    wait_empty(stack)

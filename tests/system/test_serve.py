@@ -22,6 +22,7 @@ import pytest
 
 from benchmarks.stack import Stack, command_line, descendants_of, is_running
 from tests.patience import PATIENCE_S
+from tests.system.conftest import SimStack
 from tests.system.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def test_when_the_launcher_is_killed_every_process_ends_and_the_next_start_clear
     hour_ago_s = time.time() - 3600
     for path in (*run_dir.iterdir(), run_dir):
         os.utime(path, (hour_ago_s, hour_ago_s), follow_symlinks=False)
-    with Stack(sim_folder, "--device", "sim") as stack:
+    with SimStack(sim_folder) as stack:
         assert not run_dir.exists()
         removed = stack.logged("removed the folder of a killed run")
         assert str(run_dir) in {line["path"] for line in removed}
@@ -158,32 +159,66 @@ def test_what_cannot_work_is_one_sentence_and_nothing_is_started(
     assert ran.stdout == ""
 
 
-def test_a_key_given_as_an_option_is_in_no_log_and_no_child_s_command_line(
-    sim_folder: Path, tmp_path: Path
-) -> None:
-    key = "sk-in-plain-sight"
-    template = tmp_path / "shout.jinja"
+KEY = "sk-in-plain-sight"
+
+
+@pytest.fixture(scope="module")
+def optioned(sim_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server with a key and a template as options, two computes, and a setting's old name."""
+    template = tmp_path_factory.mktemp("templates") / "shout.jinja"
     template.write_text("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
-    options = ("--device", "sim", "--api-key", key, "--chat-template", str(template))
-    with Stack(sim_folder, *options, "--tensor-parallel-size", "1") as stack:
-        asked = {"messages": [{"role": "user", "content": "low"}], "model": "sim"}
-        for headers, status in (({}, 401), ({"Authorization": f"Bearer {key}"}, 200)):
-            request = urllib.request.Request(
-                stack.url + "/tokenize",
-                json.dumps(asked | {"return_token_strs": True}).encode(),
-                {"Content-Type": "application/json", **headers},
-            )
-            with contextlib.suppress(urllib.error.HTTPError):
-                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-                    assert (answer.status, status) == (200, 200)
-                    assert "LOW" in "".join(json.load(answer)["token_strs"])
-                    continue
-            assert status == 401
-        for pid in descendants_of(stack.process.pid):
-            assert key not in " ".join(command_line(pid))
-            assert key not in Path(f"/proc/{pid}/environ").read_text()
-        assert stack.stop() == 0
-        assert key not in stack.log()
+    options = ("--api-key", KEY, "--chat-template", str(template), "--tensor-parallel-size", "1")
+    old_name = {"compute.guide_at_startup": False}
+    with Stack(
+        sim_folder, "--device", "sim", "--computes", "2", *options, settings=old_name
+    ) as stack:
+        yield stack
+
+
+def test_a_setting_under_its_old_name_is_one_entry_in_the_log_of_several_processes(
+    optioned: Stack,
+) -> None:
+    (entry,) = optioned.logged("deprecated setting; use its new name")
+    assert [json.loads(line) for line in optioned.log().splitlines()]  # and nothing but entries
+    assert entry["setting"] == "SLIPSTREAM_COMPUTE__GUIDE_AT_STARTUP"
+    assert entry["new_name"] == "SLIPSTREAM_COMPUTE__GRAMMAR_AT_STARTUP"
+    assert (entry["level"], entry["removed_in"]) == ("warning", "0.2.0")
+
+
+def test_a_command_says_how_to_give_the_key_that_is_wanted(optioned: Stack) -> None:
+    refused = complete(optioned, "-p", "a")
+    assert refused.returncode == 1
+    assert "(status 401; --api-key gives a key)" in refused.stderr
+    taken = complete(optioned, "-p", "a", f"--api-key={KEY}", "--max-tokens=3")
+    assert (taken.returncode, taken.stderr) == (0, "")  # the text is any, even blank
+
+
+def complete(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.cli", "complete", stack.url, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_a_key_given_as_an_option_is_in_no_log_and_no_child_s_command_line(
+    optioned: Stack,
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "low"}], "model": "sim"}
+    for headers, status in (({}, 401), ({"Authorization": f"Bearer {KEY}"}, 200)):
+        request = urllib.request.Request(
+            optioned.url + "/tokenize",
+            json.dumps(asked | {"return_token_strs": True}).encode(),
+            {"Content-Type": "application/json", **headers},
+        )
+        with contextlib.suppress(urllib.error.HTTPError):
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                assert (answer.status, status) == (200, 200)
+                assert "LOW" in "".join(json.load(answer)["token_strs"])
+                continue
+        assert status == 401
+    for pid in descendants_of(optioned.process.pid):
+        assert KEY not in " ".join(command_line(pid))
+        assert KEY not in Path(f"/proc/{pid}/environ").read_text()
+    assert optioned.stop() == 0
+    assert KEY not in optioned.log()
 
 
 def test_on_a_terminal_lines_are_for_people(sim_folder: Path) -> None:
@@ -194,18 +229,6 @@ def test_on_a_terminal_lines_are_for_people(sim_folder: Path) -> None:
         terminal.expect("Ctrl-C ends it.")
         terminal.type("\x03")
         assert terminal.wait() == 0
-
-
-def test_a_setting_under_its_old_name_is_one_entry_in_the_log_of_several_processes(
-    sim_folder: Path,
-) -> None:
-    old_name = {"compute.guide_at_startup": False}
-    with Stack(sim_folder, "--device", "sim", "--computes", "2", settings=old_name) as stack:
-        (entry,) = stack.logged("deprecated setting; use its new name")
-        assert [json.loads(line) for line in stack.log().splitlines()]  # and nothing but entries
-    assert entry["setting"] == "SLIPSTREAM_COMPUTE__GUIDE_AT_STARTUP"
-    assert entry["new_name"] == "SLIPSTREAM_COMPUTE__GRAMMAR_AT_STARTUP"
-    assert (entry["level"], entry["removed_in"]) == ("warning", "0.2.0")
 
 
 def test_it_serves_from_a_folder_that_holds_another_common_package(

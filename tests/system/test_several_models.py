@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.stack import ROOT, Stack, command_line
 from tests.patience import PATIENCE_S
+from tests.system.conftest import SimStack
 from tests.system.ring import wait_empty
 
 SETTINGS = """
@@ -26,6 +27,7 @@ run_dir = "{run_dir}"
 routers = ["ipc://{run_dir}/router-0.sock"]
 [compute]
 device = "sim"
+grammar_at_startup = false
 """
 
 
@@ -35,7 +37,7 @@ def test_a_second_model_shares_the_tokenizers_sleeps_and_is_woken(
     large = shutil.copytree(sim_folder, tmp_path / "large")
     config = json.loads((large / "config.json").read_text())
     (large / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16384}))
-    with Stack(sim_folder, "--device", "sim", settings={"router.wake_s": 120}) as stack:
+    with SimStack(sim_folder, settings={"router.wake_s": 120}) as stack:
         with _compute(stack, large, tmp_path):
             assert _ask(stack, "sim") == (200, "sim")
             assert _ask(stack, "large") == (200, "large")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.stack import Stack
 from tests.patience import PATIENCE_S
 from tests.system.collector import Collector
-from tests.system.conftest import async_client_of, client_of
+from tests.system.conftest import SimStack, async_client_of, client_of
 from tests.system.ring import wait_empty
 
 PROMPTS = (
@@ -67,10 +67,10 @@ async def test_so_does_the_text_of_requests_that_are_computed_together(
 
 
 async def test_requests_spread_over_several_workers_of_each_service(sim_folder: Path) -> None:
-    options = ("--device", "sim", "--traces", "console")
+    options = ("--traces", "console")
     counts = ("--tokenizers", "2", "--computes", "2", "--detokenizers", "2", "--routers", "2")
     settings = {"compute.sim_step_base_s": 0.01, "router.api_keys": "one,two"}
-    with Stack(sim_folder, *options, *counts, settings=settings) as stack:
+    with SimStack(sim_folder, *options, *counts, settings=settings) as stack:
         assert len(stack.pids()) == 8
         with client_of(stack, "three") as stranger, pytest.raises(openai.AuthenticationError):
             stranger.models.list()
@@ -104,8 +104,8 @@ def test_a_request_is_one_trace_through_all_four_services(
 ) -> None:
     monkeypatch.setenv("no_proxy", "*")
     with Collector() as collector:
-        options = ("--device", "sim", "--traces", collector.url)
-        with Stack(sim_folder, *options) as stack:
+        options = ("--traces", collector.url)
+        with SimStack(sim_folder, *options) as stack:
             with client_of(stack) as client:
                 client.chat.completions.create(
                     model="sim",
