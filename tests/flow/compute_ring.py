@@ -168,9 +168,9 @@ class Ring:
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             turns = 0
-            while not condition():  # noqa: ASYNC110 - the loop's turns are what it waits for
-                turns += 1
-                await asyncio.sleep(0 if turns < 100 else 0.001)  # for processes and their steps
+            while not condition():
+                turns += 1  # which are what it waits for; then for processes, and the device
+                await asyncio.sleep(0 if turns < 100 else 0.001)
 
 
 @asynccontextmanager
