@@ -12,7 +12,8 @@ import socket
 from common.link.resolve import tcp_place
 
 ANSWER_S = 1.0  # a host answers within milliseconds; after a second the kernel asks a second time
-_ENDED = (errno.ECONNREFUSED, errno.ENOENT)
+ENDED = "its process has ended"
+_REFUSED = (errno.ECONNREFUSED, errno.ENOENT)
 _UNREACHABLE = (
     *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN),
 )
@@ -44,8 +45,8 @@ class Probe:
                 return None
             else:
                 self._errno = errno.ETIMEDOUT
-        if self._errno in _ENDED:
-            return "its process has ended"
+        if self._errno in _REFUSED:
+            return ENDED
         return "its host does not answer" if self._errno in _UNREACHABLE else ""
 
     def close(self) -> None:

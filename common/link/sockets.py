@@ -22,6 +22,7 @@ from common.errors import ConfigError, MessageTooLarge
 from common.link import curve, inbox
 from common.link.codec import MAX_FRAMES, Codec
 from common.link.peer import PATIENCE_S, Outbox, Peer, connect
+from common.link.probe import ENDED
 from common.link.resolve import Resolver, sendable, tcp_place
 from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address, new_instance_id
@@ -270,7 +271,10 @@ class ZmqTransport:
             if not why and peer.outbox.overdue(now_s, self.patience_s):
                 why = "its messages do not leave"
             if why:
-                self._log.warning(
+                # A process that has ended says so itself, and its supervisor how; of a link that is
+                # cut nobody else does.
+                log = self._log.info if why == ENDED else self._log.warning
+                log(
                     f"peer lost: {why}",
                     peer=peer.address.endpoint,
                     num_waiting=len(peer.outbox),

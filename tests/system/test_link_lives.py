@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 
 from common.config import LinkSettings
 from common.messages.address import Address
@@ -62,7 +63,10 @@ def test_a_peer_that_has_ended_is_lost_though_nothing_waits_for_it(
             assert sender.lost == [peer.transport.address]
             assert sender.transport.why_lost == "its process has ended"
 
-    uvloop.run(main())
+    with capture_logs() as lines:
+        uvloop.run(main())
+    levels = [line["log_level"] for line in lines if line["event"].startswith("peer lost")]
+    assert levels == ["info"]  # its own log and its supervisor's have more
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
