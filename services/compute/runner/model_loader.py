@@ -114,7 +114,7 @@ class ModelLoader:
         dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
         check_at_load(quantization, settings.quantization)
         if not ranks.rank:
-            log_notices(raw, settings)
+            log_notices(raw, settings, dtype)
         placement = expert_placement(settings, config.shape.experts, ranks)
         check_split(config.shape, ranks.size, stages.count, device.type == "cuda")
         about = config, pooling, dtype, quantization

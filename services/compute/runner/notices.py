@@ -1,4 +1,4 @@
-"""What a model's config.json asks for and does not get, said in the log when it is loaded."""
+"""What `auto` chose, and what config.json asks for in vain, said in the log of a model's start."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import structlog
+import torch
 
 from common.architectures import language_fields
 from common.quantization import has_fp8_cache
@@ -13,8 +14,10 @@ from common.sizes import dual_chunk_limit
 from services.compute.config import ComputeSettings
 
 
-def log_notices(raw: Mapping[str, Any], settings: ComputeSettings) -> None:
+def log_notices(raw: Mapping[str, Any], settings: ComputeSettings, dtype: torch.dtype) -> None:
     log = structlog.get_logger()
+    if settings.dtype == "auto":
+        log.info("dtype chosen", dtype=str(dtype).removeprefix("torch."))
     if has_fp8_cache(raw) and settings.kv_cache_dtype == "auto":
         log.warning(
             "the checkpoint was made for a KV cache in FP8, which is not the default: "

@@ -1,10 +1,11 @@
-"""What a config.json asks for in vain is said in one line of the log."""
+"""What a config.json asks for in vain, and what `auto` chose, is said in one line of the log."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from services.compute.config import ComputeSettings
@@ -17,7 +18,9 @@ CHUNKS = {"dual_chunk_attention_config": {"chunk_size": 262144}}
 
 def noticed(raw: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
     with capture_logs() as logs:
-        log_notices({**QWEN, **raw}, ComputeSettings(**settings))
+        log_notices(
+            {**QWEN, **raw}, ComputeSettings(**{"dtype": "float32"} | settings), torch.bfloat16
+        )
     return [dict(line) for line in logs]
 
 
@@ -36,3 +39,8 @@ def test_dual_chunk_attention_says_where_texts_end() -> None:
 @pytest.mark.parametrize("raw", [{}, {"dual_chunk_attention_config": None}])
 def test_of_other_models_nothing_is_said(raw: dict[str, Any]) -> None:
     assert noticed(raw) == []
+
+
+def test_the_dtype_that_auto_chose_is_said() -> None:
+    (line,) = noticed({}, dtype="auto")
+    assert (line["event"], line["dtype"]) == ("dtype chosen", "bfloat16")
