@@ -255,6 +255,9 @@ def read_file(path: str | Path) -> Tables:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     for table, values in tables.items():
+        if table not in TABLES and not isinstance(values, dict):
+            known = ", ".join(f"[{name}]" for name in TABLES)
+            raise ConfigError(f"{path}: {table}: stands below no table; put it into one of {known}")
         if table not in TABLES:
             raise ConfigError(f"{path}: [{table}]: no such table{_near(table, TABLES)}")
         if not isinstance(values, dict):

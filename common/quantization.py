@@ -128,7 +128,8 @@ def _integer(config: Mapping[str, Any]) -> Literal["int8", "int4"]:
     bits = int(config["bits"])
     if bits not in (4, 8):
         raise ModelError(
-            f"config.json: integers of {bits} bits are not supported; 4 and 8 bits are."
+            f"config.json: integers of {bits} bits are not supported; 4 and 8 bits are. Take "
+            "another checkpoint, or the model without quantization and --quantization int4."
         )
     return "int8" if bits == 8 else "int4"
 

@@ -213,8 +213,7 @@ class _Reader:
 
     def _number(self, kind: str) -> Any:
         layout = "<" + kind
-        (value,) = struct.unpack_from(layout, self._data, self._at)
-        self._at += struct.calcsize(layout)
+        (value,) = struct.unpack(layout, self._bytes(struct.calcsize(layout)))
         return value
 
     def _text(self) -> str:
@@ -223,7 +222,7 @@ class _Reader:
     def _bytes(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
-            raise ValueError("a text ends beyond its end")
+            raise ValueError("a text or a number ends beyond its end")
         value = self._data[self._at : end]
         self._at = end
         return value

@@ -44,6 +44,9 @@ def find_model(
     elif not folder.is_dir():
         if model.path.lower().endswith(".gguf"):
             raise ModelError(f"there is no file {model.path}; check the model's path")
+        if folder.is_file():
+            what = "give the folder that it is in, with config.json and *.safetensors"
+            raise ModelError(f"{model.path} is a file, but none of GGUF; {what}")
         if not may_be_hub_id(model.path):
             raise ModelError(f"there is no folder {model.path}; check the model's path")
         folder = download(model.path, model.revision, with_weights=False)
@@ -70,7 +73,9 @@ def has_weights(folder: Path) -> bool:
 
 
 def _instead(path: str, folder: Path, other: str) -> str:
-    """What to give instead of a folder, if it or its name has GGUF files."""
+    """What to give instead of a folder of an adapter, or one that has GGUF files or their name."""
+    if (folder / "adapter_config.json").is_file():
+        return "it is an adapter; merge it into its model (peft: merge_and_unload) and give that"
     if files := sorted(folder.glob("*.gguf")):
         return f"it holds GGUF files; give one of them: {files[0]}"
     if "gguf" in path.lower():

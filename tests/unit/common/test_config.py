@@ -162,7 +162,8 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[rooter]\n", "slipstream.toml: [rooter]: no such table; did you mean router?"),
-        ("port = 1\n", "slipstream.toml: [port]: no such table"),
+        ("port = 1\n", "slipstream.toml: port: stands below no table; put it into one of [mod"),
+        ("[port]\n", "slipstream.toml: [port]: no such table"),
         ("router = 1\n", "slipstream.toml: router: is a table"),
         ("[router\n", "slipstream.toml: not valid TOML"),
     ],

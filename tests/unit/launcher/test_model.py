@@ -71,6 +71,18 @@ def test_a_path_that_is_no_folder_is_not_asked_of_the_hub(path: str) -> None:
         find_model(ModelSettings(path=path), with_weights=True)
 
 
+def test_a_file_of_a_model_is_answered_with_its_folder(tmp_path: Path) -> None:
+    path = f"{folder_with(tmp_path, 'config.json', 'model.safetensors')}/model.safetensors"
+    with pytest.raises(ModelError, match=r"model\.safetensors is a file, .*; give the folder that"):
+        find_model(ModelSettings(path=path), with_weights=True)
+
+
+def test_an_adapter_is_refused_with_what_makes_a_model_of_it(tmp_path: Path) -> None:
+    path = folder_with(tmp_path, "adapter_config.json", "adapter_model.safetensors")
+    with pytest.raises(ModelError, match="it is an adapter; merge it into its model"):
+        find_model(ModelSettings(path=path), with_weights=True)
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json"):
         find_model(ModelSettings(path=str(tmp_path)), with_weights=True)

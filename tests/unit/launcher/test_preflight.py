@@ -209,7 +209,7 @@ def test_a_model_that_would_fit_quantized_says_so(tmp_path: Path) -> None:
     [
         ({"quant_method": "bitsandbytes"}, "quantization by bitsandbytes (nf4, fp4, LLM.int8())"),
         ({"quant_method": "aqlm"}, "quantization by aqlm is not supported"),
-        ({"quant_method": "gptq", "bits": 3}, "integers of 3 bits are not supported"),
+        ({"quant_method": "gptq", "bits": 3}, "3 bits are not supported; 4 and 8 bits are. Take"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ's version 'gemv'"),
     ],
 )
