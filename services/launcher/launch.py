@@ -23,6 +23,7 @@ from common.config import (
     inherited_fd,
 )
 from common.errors import EXIT_CONFIG, ConfigError
+from common.model_folder import read_pooling
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from common.telemetry.line_writer import STDERR, STDOUT, LineWriter
@@ -92,7 +93,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 
         def announce(seconds: float) -> None:
             terminal.clear()
-            out.write(banner(front.url, model.served_name[0], seconds, has_api_keys(plan)))
+            name, embeds = model.served_name[0], read_pooling(Path(model.path)) is not None
+            out.write(banner(front.url, name, seconds, has_api_keys(plan), embeds))
 
         async def supervise() -> int:
             names = _first_names(plan.counts)
@@ -150,15 +152,19 @@ def opened_console(plan: Plan) -> Iterator[Console]:
         out.close(LAST_LINES_S)
 
 
-def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
+def banner(url: str, model: str, seconds: float, needs_key: bool, embeds: bool = False) -> str:
+    path, asked = "chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}
+    if embeds:
+        path, asked = "embeddings", {"input": QUESTION}
+    body = json.dumps({"model": model, **asked})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
     default_port = SETTINGS["router"].model_fields["port"].default
     chat = "chat" if url.endswith(f":{default_port}") else f"chat {url}"
+    talk = f"In a browser: {url}/\nIn a terminal: {_program()} {chat}\n"
     return (
         f"\nSlipstream serves {model} at {url}/v1 (ready after {seconds:.1f} s).\n"
-        f"In a browser: {url}/\nIn a terminal: {_program()} {chat}\nIn a program:\n"
-        f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+        f"{'' if embeds else talk}In a program:\n"
+        f"\n  curl {url}/v1/{path} -H 'Content-Type: application/json'{key} \\\n"
         f"    -d '{body}'\n"
         "\nCtrl-C ends it.\n\n"
     )

@@ -27,6 +27,12 @@ def test_the_banner_has_a_command_that_can_be_copied() -> None:
     assert "Bearer YOUR_KEY" in banner("http://h:1", "demo", 1.0, needs_key=True)
 
 
+def test_the_banner_of_a_model_that_makes_embeddings_asks_for_one() -> None:
+    text = banner("http://127.0.0.1:8000", "bge", 1.0, needs_key=False, embeds=True)
+    assert "curl http://127.0.0.1:8000/v1/embeddings" in text and '"input": "What' in text
+    assert "chat" not in text
+
+
 def test_the_banner_names_the_program_as_the_shell_finds_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
