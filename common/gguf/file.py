@@ -19,7 +19,6 @@ from typing import Any
 from common.errors import ModelError
 
 MAGIC = b"GGUF"
-MAX_NAME_BYTES = 1 << 16
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 DOWNLOAD_AGAIN = "download it again"

@@ -71,8 +71,7 @@ class StreamReader:
                 self._tail = lines
                 return False
             if lines[9:12] != b"200" or b"chunked" not in lines[:end].lower():
-                status = lines[: lines.index(b"\r\n")]
-                return self._fail(reply, status + b": " + lines[end + 4 :], now_s)
+                return self._fail(reply, lines[:12] + b": " + lines[end + 4 :], now_s)
             self._in_head = False
             lines = lines[end + 4 :]
         if lines[-1:] == b"\n":

@@ -153,10 +153,9 @@ def opened_console(plan: Plan) -> Iterator[Console]:
 
 
 def banner(url: str, model: str, seconds: float, needs_key: bool, embeds: bool = False) -> str:
-    path, asked = "chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}
-    if embeds:
-        path, asked = "embeddings", {"input": QUESTION}
-    body = json.dumps({"model": model, **asked})
+    path = "embeddings" if embeds else "chat/completions"
+    asked = QUESTION if embeds else [{"role": "user", "content": QUESTION}]
+    body = json.dumps({"model": model, "input" if embeds else "messages": asked})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
     default_port = SETTINGS["router"].model_fields["port"].default
     chat = "chat" if url.endswith(f":{default_port}") else f"chat {url}"

@@ -76,7 +76,7 @@ def test_a_refusal_is_an_error_with_what_the_server_said() -> None:
     refusal = b'HTTP/1.1 429 Too Many Requests\r\nContent-Length: 9\r\n\r\n{"error":'
     reply, ended = read(refusal)
     assert ended == [True]
-    assert reply.error == 'HTTP/1.1 429 Too Many Requests: {"error":'
+    assert reply.error == 'HTTP/1.1 429: {"error":'
     assert not reply.usage
 
 
