@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_origin
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -77,7 +77,7 @@ class ModelSettings(Settings):
         description="a folder in Hugging Face's layout, the id of a model on its hub, which is "
         "downloaded, or a GGUF file (default: the embedded demo)",
     )
-    served_name: tuple[str, ...] = Field(
+    served_name: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
         description="what clients call it; of several names answers have the first "
         "(default: the hub id or the name of the folder or file)",

@@ -45,24 +45,24 @@ variable over the file.
 MORE = {"compute": ("--data-parallel-size", "-dp")}  # names of the option elsewhere
 # What to use instead of options of vLLM, SGLang and llama.cpp that do not exist here.
 INSTEAD = {
+    "-m": "give the model without an option: slipstream serve MODEL",
     "--model": "give the model without an option: slipstream serve MODEL",
     "--model-path": "give the model without an option: slipstream serve MODEL",
     "--max-num-batched-tokens": "use --max-prefill-tokens for the prompt tokens of one step",
     "--chunked-prefill-size": "use --max-prefill-tokens for the prompt tokens of one step",
     "--enable-chunked-prefill": "long prompts are always computed in chunks",
-    "--enable-prefix-caching": "prefixes are always shared; [compute] prefix_cache = false in a "
-    "--config file ends it",
+    "--enable-prefix-caching": "leave it out: prefixes are shared where no file forbids it",
     "--no-enable-prefix-caching": "write prefix_cache = false below [compute] in a --config file",
     "--mem-fraction-static": "use --gpu-memory-utilization",
     "--context-length": "use --max-model-len",
+    "-c": "use --max-model-len",
     "--ctx-size": "use --max-model-len",
     "--max-running-requests": "use --max-num-seqs",
     "--block-size": "write page_tokens below [compute] in a --config file",
     "--enforce-eager": "a GPU's steps are always recorded as graphs",
     "--trust-remote-code": "code that comes with a model is never run",
     "--tokenizer": "the tokenizer is read from the model's folder",
-    "--enable-auto-tool-choice": "tool calls need no option; their format is read off the model's "
-    "chat template",
+    "--enable-auto-tool-choice": "leave it out: the chat template says how calls look",
     "--tool-call-parser": "the format is read off the model's chat template; tool_format below "
     "[tokenizer] in a --config file sets it",
     "--reasoning-parser": "the format is read off the model's chat template; reasoning_format "

@@ -187,6 +187,8 @@ def test_every_command_explains_itself_in_80_columns(
         (["--versio"], "slipstream: there is no option --versio"),
         (["serve", "--max-seqs", "8"], "no option --max-seqs; did you mean --max-num-seqs?"),
         (["serve", "--max_num_batched_tokens=8"], "there is no --max-num-batched-tokens here; use"),
+        (["serve", "-c", "4096"], "there is no -c here; use --max-model-len"),
+        (["serve", "-m", "x.gguf"], "there is no -m here; give the model without an option"),
         (["serve", "--quantization=awq"], "invalid choice: 'awq' (choose from"),
         (["serve", "-tp", "0"], "should be greater than or equal to 1"),
         (["serve", "--chat-template", "/no/file"], "cannot read /no/file: No such file"),

@@ -177,6 +177,11 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         load(RouterLike, "router", tmp_path / "none.toml", {})
 
 
+def test_a_model_has_no_empty_name(tmp_path: Path) -> None:
+    said = complaint(tmp_path, '[model]\nserved_name = [""]\n')
+    assert said.startswith("slipstream.toml: [model] served_name: String should have at least 1 ch")
+
+
 def test_the_demo_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = load(RouterLike, "router", None, {}).model
