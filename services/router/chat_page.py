@@ -68,6 +68,7 @@ class PageHandler:
             if path.suffix in CONTENT_TYPES
         }
         files["/"] = files.pop(f"{PREFIX}{INDEX}")
+        files["/favicon.ico"] = files[f"{PREFIX}mark.svg"]  # of tabs with answers of the API
         self._files = files
         self.paths = frozenset(files)
 

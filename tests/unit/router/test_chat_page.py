@@ -50,7 +50,13 @@ async def test_another_tag_gets_the_file() -> None:
 def test_every_file_of_the_folder_is_served_and_nothing_else() -> None:
     files = (path for path in STATIC.rglob("*") if path.is_file())
     names = {path.relative_to(STATIC).as_posix() for path in files} - {"index.html"}
-    assert PAGE.paths == {"/"} | {f"/page/{name}" for name in names}
+    assert PAGE.paths == {"/", "/favicon.ico"} | {f"/page/{name}" for name in names}
+
+
+async def test_a_tab_that_shows_an_answer_of_the_api_has_the_pages_icon() -> None:
+    response, icon = await get("/favicon.ico"), await get("/page/mark.svg")
+    assert response.body == icon.body
+    assert response.headers["Content-Type"] == "image/svg+xml; charset=utf-8"
 
 
 async def test_whatever_the_page_refers_to_is_there() -> None:
