@@ -89,9 +89,9 @@ clients-of-node:
 	  --no-audit --no-fund; else echo "no npm here: its packages are left out"; fi
 
 .venv-%/.installed: tests/clients/requirements-%.txt | $(VENV)/bin/python
-	@test -x $(@D)/bin/python || $(VENV)/bin/python -m venv $(@D)
-	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_OPTIONS) \
-	  --requirement $<
+	@test -x $(@D)/bin/python || $(VENV)/bin/python -m venv --without-pip $(@D)
+	@$(VENV)/bin/python -m pip --python $(@D) install --disable-pip-version-check --quiet \
+	  $(PIP_OPTIONS) --requirement $<
 	@touch $@
 
 constraints: $(VENV)/.installed-dev
