@@ -51,7 +51,7 @@ INSTEAD = {
     "--max-num-batched-tokens": "use --max-prefill-tokens for the prompt tokens of one step",
     "--chunked-prefill-size": "use --max-prefill-tokens for the prompt tokens of one step",
     "--enable-chunked-prefill": "long prompts are always computed in chunks",
-    "--enable-prefix-caching": "leave it out: prefixes are shared where no file forbids it",
+    "--enable-prefix-caching": "leave it out: prefixes are shared by default",
     "--no-enable-prefix-caching": "write prefix_cache = false below [compute] in a --config file",
     "--mem-fraction-static": "use --gpu-memory-utilization",
     "--context-length": "use --max-model-len",

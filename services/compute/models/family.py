@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType
@@ -65,9 +66,9 @@ class LocalConfig(FamilyConfig):
     local_type: ClassVar[str]  # of layer_types
 
     @property
+    @abstractmethod
     def local_span(self) -> AttentionSpan:
         """What these see."""
-        raise NotImplementedError
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer is one of them where config.json has no `layer_types`."""

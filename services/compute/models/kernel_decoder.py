@@ -208,8 +208,7 @@ class KernelDecoder:
         out_TE.copy_(stream.x_TE[:num_tokens])
         if not self._is_whole:
             behind, scale = self._decoder.layers[-1].last
-            delta_TE = stream.delta_TE[:num_tokens]
-            add_norm(out_TE, delta_TE, None, None, post=behind, scale=scale)
+            add_norm(out_TE, stream.delta_TE[:num_tokens], None, None, post=behind, scale=scale)
 
     def normed_at(self, index_S: Tensor, out_SE: Tensor) -> None:
         """Hidden states [S, E] of these tokens (int32) after the final norm."""
