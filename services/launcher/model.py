@@ -45,7 +45,7 @@ def find_model(
         if model.path.lower().endswith(".gguf"):
             raise ModelError(f"there is no file {model.path}; check the model's path")
         if folder.is_file():
-            raise ModelError(f"{model.path} is a file other than GGUF; give the model's folder")
+            raise ModelError(f"{model.path} is a file, and not a GGUF one; give the model's folder")
         if not may_be_hub_id(model.path):
             raise ModelError(f"there is no folder {model.path}; check the model's path")
         folder = download(model.path, model.revision, with_weights=False)
