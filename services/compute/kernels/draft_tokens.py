@@ -184,7 +184,7 @@ def _draft_tokens(
     rows, inputs, resident, ids_ptr, stands_ptr, read_ptr, said_ptr, result_ptr,
     V: tl.constexpr, L: tl.constexpr, W: tl.constexpr, K: tl.constexpr, LEAST: tl.constexpr,
     MOST: tl.constexpr, THRESHOLD: tl.constexpr, OPEN: tl.constexpr, COMPUTES: tl.constexpr,
-    SAYS: tl.constexpr, BLOCK: tl.constexpr,
+    LEFT: tl.constexpr, SAYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0)
     slot = slot_of(sample, rows).to(tl.int64)
@@ -229,7 +229,7 @@ def _draft_tokens(
                 for draft in tl.static_range(K):
                     tl.store(drafts_ptr + draft, -1)
                 # What it read of its drafts counts as far as they were right; before a swap none.
-                known = tl.where(read < 0, tl.maximum(end - count - K, 0), read)
+                known = tl.where(read < 0, tl.maximum(end - count - LEFT, 0), read)
                 tl.store(read_ptr + slot, tl.minimum(known, end))
             elif THRESHOLD >= 0:
                 num_found = K
@@ -267,9 +267,8 @@ def draft_tokens(
 
     Behind `sample_tokens`, which with drafts leaves the slots as they are and writes to the second
     last word whether a sample draws. There it is now whether the row counts, with 2 added where its
-    input was a draft; and in the last word of a slot's first row what drafts there are, which lie
-    before both if the rule says them. With
-    `read_N`, how much of each slot's text a drafter has read, all of them are still to be computed.
+    input was a draft; and in the last word of a slot's first row what drafts there are, before both
+    if the rule says them. With `read_N`, how much of texts a drafter has read, all are to be made.
     """
     num_samples, width = result_SW.shape
     threshold = -1 if rule.rate < 0.0 else int(rule.rate * (1 << 32))
@@ -291,6 +290,7 @@ def draft_tokens(
         THRESHOLD=threshold,
         OPEN=rule.num_drafts | rule.found_by << FOUND_BY_SHIFT,
         COMPUTES=read_N is not None,
+        LEFT=rule.num_drafts + words.MOST_PLAIN,
         SAYS=rule.says,
         BLOCK=_BLOCK,
         num_warps=4,
@@ -330,8 +330,7 @@ def _remember(
 
 
 def remember_tokens(packed: Tensor, texts: SlotTexts, read_N: Tensor | None = None) -> None:
-    """Take the tokens of new sequences that draft, which `pack_entries` wrote. How much of them a
-    drafter has read is unknown."""
+    """Take what new sequences that draft have in `packed`; how much of it was read is unknown."""
     _remember[(_ENTRY_PROGRAMS,)](
         packed,
         texts.ids_NL,

@@ -42,6 +42,7 @@ CUTS_MIN_P = 32
 SCORED = 64  # wants logprobs
 STRUCTURED = 128  # takes only tokens that its mask allows
 DRAFTS = 256  # its next tokens are guessed
+MOST_PLAIN = 8  # tokens that it has without drafts, for lack of pages, before it is swapped out
 
 ADJUSTED = PENALISED | BIASED | HAS_STOPS | STRUCTURED
 CUT = CUTS_TOP_K | CUTS_TOP_P | CUTS_MIN_P

@@ -111,9 +111,32 @@ def test_what_chunks_prefixes_aborts_and_swaps_leave_is_not_stale(
     assert stats.accepted_drafts_total == stats.drafts_total > 6
 
 
-def test_a_draft_that_a_swap_left_unread_is_read_behind_it(
-    tmp_path: Path, device: torch.device
+class Seldom(FixedDrafts):
+    """Drafts in the last steps of every eight."""
+
+    period, num_plain, num_steps = 8, 6, 0
+
+    def choose(
+        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
+    ) -> Int32Array:
+        self.num_steps += 1
+        if self.num_steps % self.period < self.num_plain:
+            return NO_IDS
+        return super().choose(slots_Q, limits_Q, positions_Q, num_rows)
+
+
+class BeforeTheSwap(Seldom):
+    """Has drawn four tokens without drafts when a sequence is swapped out."""
+
+    period, num_plain, num_steps = 6, 4, 4
+
+
+@pytest.mark.parametrize("policy", [FixedDrafts, BeforeTheSwap])
+def test_what_a_swap_left_unread_is_read_behind_it(
+    policy: type[FixedDrafts], tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its last drafts, and what steps without any have drawn."""
+    monkeypatch.setattr(engine_server, "draft_policy", lambda *_: policy(8, 2))
     folder = save_model(make_model("llama", **ONE_LAYER), tmp_path)
     settings = drafting_with(folder)
     runner = Restricted(load_runner(folder, settings, device), num_pages=9, num_host_pages=20)
@@ -124,21 +147,7 @@ def test_a_draft_that_a_swap_left_unread_is_read_behind_it(
     server.run()
     stats = server.scheduler.stats()
     assert server.most_swapped > 0
-    assert stats.accepted_drafts_total == stats.drafts_total > 30
-
-
-class Seldom(FixedDrafts):
-    """Drafts in two steps of every eight."""
-
-    num_steps = 0
-
-    def choose(
-        self, slots_Q: Int32Array, limits_Q: Int32Array, positions_Q: Int32Array, num_rows: int
-    ) -> Int32Array:
-        self.num_steps += 1
-        if self.num_steps % 8 < 6:
-            return NO_IDS
-        return super().choose(slots_Q, limits_Q, positions_Q, num_rows)
+    assert stats.accepted_drafts_total == stats.drafts_total > 20
 
 
 def test_what_it_has_not_read_it_reads_before_it_drafts(

@@ -88,11 +88,11 @@ class Case(NamedTuple):
     num_ranks: int = 1
 
 
-SIZES = {
-    "llama": {"num_hidden_layers": 3},
-    "qwen3_moe": {"num_hidden_layers": 2, "head_dim": 16},
-}
+SIZES = {"llama": {"num_hidden_layers": 3}, "qwen3_moe": {"num_hidden_layers": 2}}
 """Of models where kernels are interpreted."""
+
+OF_HEADS = {"qwen3_moe": {"head_dim": 16}}
+"""That of heads of which nothing else is said."""
 
 SPLIT = [
     Case("eagle", "llama", say_little, num_ranks=2),
@@ -135,7 +135,8 @@ def test_its_drafts_are_those_of_the_whole_text(
     monkeypatch.setattr(
         engine_server, "draft_policy", lambda config, *_: Seldom(8, 3) if config else None
     )
-    model = make_model(variant, **({} if ON_GPU else SIZES.get(variant, {})))
+    sizes = {} if ON_GPU else SIZES.get(variant, {})
+    model = make_model(variant, **OF_HEADS.get(variant, {}), **sizes)
     folder = save_model(model, tmp_path / "model")
     head, config = save_head(method, model, folder, tmp_path / "head")
     plain = SETTINGS.model_copy(update={"max_num_seqs": 8, "max_prefill_tokens": 12})

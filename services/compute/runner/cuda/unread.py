@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.compute.kernels.slot_words import MOST_PLAIN
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_KEPT_ROWS,
@@ -54,11 +55,11 @@ class Unread:
     def __init__(
         self, num_slots: int, launch_of: Callable[[int], int], first: FirstPass, num_drafts: int
     ) -> None:
-        """`launch_of` so many tokens, at most, is the size of the launch that reads them; it may
-        hold fewer. The slots behind what it holds wait for the next step. Sequences that were
-        swapped out may have left `num_drafts` tokens, those of a row at most."""
+        """`launch_of` so many tokens, at most, is the size of the launch that reads them; slots
+        behind what it holds wait for the next step. Before a swap a row's `num_drafts` and
+        MOST_PLAIN tokens may not have been read."""
         self._launch_of = launch_of
-        self._first, self._num_new = first, num_drafts
+        self._first, self._num_new = first, num_drafts + MOST_PLAIN
         self._num_N = np.zeros(num_slots, dtype=np.int64)
         self._rows: Int32Array = NO_IDS  # of the step before
 

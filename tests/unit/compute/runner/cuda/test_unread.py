@@ -7,12 +7,14 @@ import random
 import numpy as np
 import pytest
 
+from services.compute.kernels.slot_words import MOST_PLAIN
 from services.compute.runner.cuda.unread import NOTHING, DraftWork, FirstPass, Unread
 from services.compute.runner.uploads import NO_SLOT_ROWS, NUM_WORDS, StepPacker, StepUpload
 from services.compute.step import DEVICE_TOKEN, NO_IDS, StepPlan, int32_array
 from tests.unit.compute.step_plans import decode_plan
 
 NUM_SLOTS, MOST_DRAFTS, MOST_ROWS = 4, 3, 6
+MOST_LEFT = MOST_DRAFTS + MOST_PLAIN
 OF_MODELS = FirstPass(others=1)
 OF_HEADS = FirstPass(others=0, most_rows=MOST_ROWS)
 
@@ -54,12 +56,12 @@ def test_what_steps_without_drafts_leave_is_read_when_drafts_are_wanted() -> Non
     assert uploads.step({1: 1}) == DraftWork(1, (1,), 2)
 
 
-def test_a_new_sequence_has_the_drafts_before_its_swap_and_nothing_of_the_one_before() -> None:
+def test_a_new_sequence_has_what_a_swap_may_have_left_and_nothing_of_the_one_before() -> None:
     uploads = Uploads()
     for _ in range(9):
         uploads.step({0: 0})
     assert uploads.step({0: 0, 1: 0}, newcomers=(0,)) == NOTHING
-    assert uploads.step({0: 1, 1: 1}) == DraftWork(MOST_DRAFTS, (2,), 4)
+    assert uploads.step({0: 1, 1: 1}) == DraftWork(MOST_LEFT, (2,), 4)
 
 
 def test_what_one_launch_cannot_hold_is_left_to_the_next() -> None:
@@ -103,7 +105,7 @@ def test_it_is_never_less_than_there_is(seed: int, first: FirstPass) -> None:
     for _ in range(60):
         slots = rng.sample(range(NUM_SLOTS), rng.randint(1, NUM_SLOTS))
         newcomers = tuple(slot for slot in slots if rng.random() < 0.05)
-        unread.update(dict.fromkeys(newcomers, MOST_DRAFTS))
+        unread.update(dict.fromkeys(newcomers, MOST_LEFT))
         often = rng.random() < 0.4
         drafts = {slot: rng.randint(0, MOST_DRAFTS) if often else 0 for slot in slots}
         work = uploads.step(drafts, newcomers)
