@@ -68,12 +68,11 @@ class Engine:
     """One device's loop body, split where the actor has to turn its own loop.
 
     `in_flight_steps` is how many launched steps may be without a result when the next is planned;
-    a runner that does not overlap gets 0, since waiting there would only delay its tokens, or
-    as many as it has stages beside this process's.
-    `on_step_error` gets the error of a broken step and the attempts that it ended, with the
-    traceparent of each. `mask_source` makes the masks of structured samples. The forward pass of
-    their step is launched as any other; its sampling (`sample`) when all earlier steps have been
-    collected and the masks are there.
+    a runner that does not overlap gets 0, since waiting there would only delay its tokens, or as
+    many as it has stages beside this process's. `on_step_error` gets the error of a broken step and
+    the attempts that it ended, with the traceparent of each. `mask_source` makes the masks of
+    structured samples. The forward pass of their step is launched as any other; its sampling
+    (`sample`) when all earlier steps have been collected and the masks are there.
     """
 
     def __init__(

@@ -22,13 +22,9 @@ class StepProfile(NamedTuple):
     row_s: float = 0.0
     token_s: float = 0.0
 
-    def decode_tokens_per_s(self, num_rows: int) -> float:
-        step_s = self.fixed_s + self.row_s * num_rows
-        return num_rows / step_s if step_s > 0 else 0.0
-
-    def prefill_tokens_per_s(self, num_tokens: int) -> float:
-        step_s = self.fixed_s + self.token_s * num_tokens
-        return num_tokens / step_s if step_s > 0 else 0.0
+    def tokens_per_s(self, each_s: float, number: int) -> float:
+        step_s = self.fixed_s + each_s * number
+        return number / step_s if step_s > 0 else 0.0
 
 
 def fitted(steps: npt.NDArray[np.void]) -> StepProfile:
@@ -59,11 +55,11 @@ class DeviceShare:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        return self.profile.prefill_tokens_per_s(self._max_prefill_tokens)
+        return self.profile.tokens_per_s(self.profile.token_s, self._max_prefill_tokens)
 
     @property
     def decode_tokens_per_s(self) -> float:
-        return self.profile.decode_tokens_per_s(self._max_rows)
+        return self.profile.tokens_per_s(self.profile.row_s, self._max_rows)
 
     def at(self, now_s: float, num_prefill_tokens: int, num_samples: int) -> float:
         """Return the smoothed share, given how much was computed since the start."""

@@ -97,9 +97,8 @@ class StatusHandlers:
         """Say whether new work is taken, and to who may know it, describe the instances.
 
         Replicas that failed again and again are `left_alone`; after so many seconds one gets a
-        trial.
-        `requests`, `attempts` and `queries` are this router's. The load of an instance is that of
-        its last heartbeat; `open` counts the attempts of this router that it has state for.
+        trial. `requests`, `attempts` and `queries` are this router's. The load of an instance is
+        that of its last heartbeat; `open` counts this router's attempts that it has state for.
         """
         if not request[OBSERVES]:
             return self._readiness(False, {})

@@ -13,8 +13,7 @@ With very few rows the router's product is in the launch, too: a program makes t
 expert, and whichever ends last chooses. A launch less, where each takes longer than its work.
 
 Shape legend: P parts, T rows, E hidden width, X experts, G groups of them, S experts of a group,
-K experts of a row,
-C rows of a table of slots.
+K experts of a row, C rows of a table of slots.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The CPU routes by the reference; kernels follow it.
 
-Shape legend: T rows, X experts, G groups of them, K experts of a row,
-C rows of a table.
+Shape legend: T rows, X experts, G groups of them, K experts of a row, C rows of a table.
 """
 
 from __future__ import annotations

@@ -6,13 +6,17 @@ the next one. No rank waits for another to have them, and a rank is linked as a 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import BaseModel, ConfigDict
 
 from common.config import LinkSettings
 from common.link.curve import Keys, load_keys
 from common.link.inbox import require_keys
 from common.link.resolve import TcpPlace, literal_now, tcp_place
-from services.compute.distributed.stage_link import LinkedStages, StageLink
+
+if TYPE_CHECKING:  # links want torch, which takes a second to import; a place is known without
+    from services.compute.distributed.stage_link import LinkedStages, StageLink
 
 
 class StagePlace(BaseModel):
@@ -32,6 +36,8 @@ class StagePlace(BaseModel):
 
     def linked(self, link: StageLink, rank: int = 0) -> LinkedStages:
         """The stages as this rank sees them, through its own link."""
+        from services.compute.distributed.stage_link import LinkedStages
+
         count = len(self.inboxes)
         following = literal(inbox_of(self.inboxes[(self.number + 1) % count], rank))
         stages = LinkedStages(self.number, count, link, link.connect(following))
@@ -40,6 +46,8 @@ class StagePlace(BaseModel):
 
     def follower(self, rank: int) -> LinkedStages:
         """The same of a rank that follows: which processes are lost rank 0 sees, and ends it."""
+        from services.compute.distributed.stage_link import StageLink
+
         inbox = inbox_of(self.inboxes[self.number], rank)
         link = StageLink(keys_for(inbox, self.links), lambda: None)
         link.bind(literal(inbox))

@@ -30,10 +30,9 @@ Words: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """Four random words of 32 bits, as int64 tensors.
 
-    Counter and key words are int64 tensors in [0, 2^32) that broadcast against one another, the
-    key to the second and fourth word.
-    The product of two words overflows int64, which wraps: its bits are right all the same, and
-    bits above the word are masked before they can be multiplied.
+    Counter and key words are int64 tensors in [0, 2^32) that broadcast against one another, the key
+    to the second and fourth word. The product of two words overflows int64, which wraps: its bits
+    are right all the same, and bits above the word are masked before they can be multiplied.
     """
     c0, c1, c2, c3 = counter
     for k0, k1 in zip(

@@ -27,14 +27,14 @@ SIZES = [(1, 0), (2, 0), (4, 100), (8, 0), (8, 900), (9, 0), (10, 300), (64, 0),
 def test_a_profile_is_fitted_to_steps(on_device: bool) -> None:
     profile = fitted(steps(SIZES, on_device))
     assert profile == pytest.approx(StepProfile(0.005, 0.0001, 0.00002))
-    assert profile.decode_tokens_per_s(100) == pytest.approx(100 / 0.015)
-    assert profile.prefill_tokens_per_s(1000) == pytest.approx(1000 / 0.025)
+    assert profile.tokens_per_s(profile.row_s, 100) == pytest.approx(100 / 0.015)
+    assert profile.tokens_per_s(profile.token_s, 1000) == pytest.approx(1000 / 0.025)
 
 
 def test_of_few_steps_nothing_is_known() -> None:
     profile = fitted(steps(SIZES[:3]))
     assert profile == StepProfile()
-    assert profile.decode_tokens_per_s(100) == 0.0
+    assert profile.tokens_per_s(profile.row_s, 100) == 0.0
 
 
 def test_steps_of_one_size_give_no_negative_parts() -> None:
