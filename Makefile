@@ -9,10 +9,12 @@ PYTHON ?= $(firstword $(foreach name,$(CANDIDATES),\
 	$(shell $(name) -c "$(SUITS)" >/dev/null 2>&1 && echo $(name))))
 # Where PyTorch comes from; https://download.pytorch.org/whl/cpu has smaller builds without GPU.
 TORCH_INDEX_URL ?=
-# Further options of pip, for all that is installed here.
+# Further options of pip, for all that is installed here; or a uv, which installs in its place.
 PIP_OPTIONS ?=
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_OPTIONS) \
-	--constraint constraints.txt \
+UV ?=
+install_into = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,\
+	$(BIN)/python -m pip --python $(1) install --disable-pip-version-check --quiet $(PIP_OPTIONS))
+INSTALL = $(call install_into,$(VENV)) --constraint constraints.txt \
 	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
@@ -39,6 +41,7 @@ help:
 	@echo "make clean      remove the environment and all caches"
 	@echo
 	@echo "TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu installs PyTorch without GPU support."
+	@echo "UV=uv has uv install what pip would, in a fifth of its time."
 
 serve: $(VENV)/.installed
 	@exec $(BIN)/slipstream serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -90,8 +93,7 @@ clients-of-node:
 
 .venv-%/.installed: tests/clients/requirements-%.txt | $(VENV)/bin/python
 	@test -x $(@D)/bin/python || $(VENV)/bin/python -m venv --without-pip $(@D)
-	@$(VENV)/bin/python -m pip --python $(@D) install --disable-pip-version-check --quiet \
-	  $(PIP_OPTIONS) --requirement $<
+	@$(call install_into,$(@D)) --requirement $<
 	@touch $@
 
 constraints: $(VENV)/.installed-dev
