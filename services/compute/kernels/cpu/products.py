@@ -28,6 +28,7 @@ WORD, SMALLEST_STEP = np.int16(0), np.float32(1e-30)
 MIDDLE = 8
 """What is taken off codes of 4 bits whose groups have no zeros: lows are so many scales then."""
 
+OUTPUTS = 32  # that ROWS rows meet before the next ones do, which stay in the first-level cache so
 WORK = range(13)
 WEIGHT, SCALES, LOWS, NUM_IN, NUM_OUT, TEAM, LARGEST, GROUP, X, STEPS, SUMS, OUT, NUM_ROWS = WORK
 """What there is to do. LARGEST is the largest code of a row, GROUP the number of a group's inputs
@@ -111,23 +112,23 @@ def multiply_vectors(work_ptr):
     num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
     out = pointer(work[OUT], 0, BFLOAT16)
     first, last = own_part(work[TEAM], num_out)
-    for o in range(first, last):
-        weight, row = work[WEIGHT] + 2 * o * num_in, 0
-        while row < num_rows:
-            x, at = work[X] + 4 * row * num_in, row * num_out + o
-            if row + ROWS <= num_rows:
-                dots = dots_of_numbers(weight, x, num_in)
-                for n in range(ROWS):
-                    out[at + n * num_out] = narrow(dots[n], BFLOAT16)
-                row += ROWS
-            elif row + 2 <= num_rows:
-                pair = pair_of_numbers(weight, x, num_in)
-                out[at] = narrow(pair[0], BFLOAT16)
-                out[at + num_out] = narrow(pair[1], BFLOAT16)
-                row += 2
-            else:
-                out[at] = narrow(dot_of_numbers(weight, x, num_in)[0], BFLOAT16)
-                row += 1
+    for begin in range(first, last, OUTPUTS):
+        for row in range(0, num_rows, ROWS):
+            x, left = work[X] + 4 * row * num_in, num_rows - row
+            for o in range(begin, min(begin + OUTPUTS, last)):
+                weight, at = work[WEIGHT] + 2 * o * num_in, row * num_out + o
+                if left >= ROWS:
+                    dots = dots_of_numbers(weight, x, num_in)
+                    for n in range(ROWS):
+                        out[at + n * num_out] = narrow(dots[n], BFLOAT16)
+                    continue
+                if left >= 2:
+                    pair = pair_of_numbers(weight, x, num_in)
+                    out[at] = narrow(pair[0], BFLOAT16)
+                    out[at + num_out] = narrow(pair[1], BFLOAT16)
+                if left % 2:
+                    dot = dot_of_numbers(weight, x + 4 * (left - 1) * num_in, num_in)
+                    out[at + (left - 1) * num_out] = narrow(dot[0], BFLOAT16)
 
 
 @worker
@@ -138,20 +139,19 @@ def multiply_bytes(work_ptr):
     scales, steps = pointer(work[SCALES], 0, FLOAT), pointer(work[STEPS], 0, FLOAT)
     out = pointer(work[OUT], 0, BFLOAT16)
     first, last = own_part(work[TEAM], num_out)
-    for o in range(first, last):
-        weight, row = work[WEIGHT] + o * num_in, 0
-        while row < num_rows:
-            x = work[X] + 2 * row * num_in
-            if row + ROWS <= num_rows:
-                dots = dots_of_bytes(weight, x, num_in)
-                for n in range(ROWS):
-                    number = dots[n] * scales[o] * steps[row + n]
-                    out[(row + n) * num_out + o] = narrow(number, BFLOAT16)
-                row += ROWS
-            else:
-                number = dot_of_bytes(weight, x, num_in)[0] * scales[o] * steps[row]
-                out[row * num_out + o] = narrow(number, BFLOAT16)
-                row += 1
+    for begin in range(first, last, OUTPUTS):
+        for row in range(0, num_rows, ROWS):
+            for o in range(begin, min(begin + OUTPUTS, last)):
+                weight = work[WEIGHT] + o * num_in
+                if row + ROWS <= num_rows:
+                    dots = dots_of_bytes(weight, work[X] + 2 * row * num_in, num_in)
+                    for n in range(ROWS):
+                        number = dots[n] * scales[o] * steps[row + n]
+                        out[(row + n) * num_out + o] = narrow(number, BFLOAT16)
+                    continue
+                for n in range(row, num_rows):
+                    dot = dot_of_bytes(weight, work[X] + 2 * n * num_in, num_in)
+                    out[n * num_out + o] = narrow(dot[0] * scales[o] * steps[n], BFLOAT16)
 
 
 @worker
@@ -162,24 +162,25 @@ def multiply_halves(work_ptr):
     num_blocks, num_groups = num_in // BLOCK, num_in // work[GROUP]
     steps, out = pointer(work[STEPS], 0, FLOAT), pointer(work[OUT], 0, BFLOAT16)
     first, last = own_part(work[TEAM], num_out)
-    for o in range(first, last):
-        weight, row = work[WEIGHT] + o * num_in // 2, 0
-        scales, lows = work[SCALES] + 4 * o * num_groups, work[LOWS] + 4 * o * num_groups
-        while row < num_rows:
-            x, sums = work[X] + 2 * row * num_in, work[SUMS] + 4 * row * num_groups
-            if row + ROWS <= num_rows:
-                if work[GROUP] == LANES:
-                    dots = dots_of_runs(weight, scales, lows, x, sums, num_blocks)
-                else:
-                    dots = dots_of_blocks(weight, scales, lows, x, sums, num_blocks)
-                for n in range(ROWS):
-                    number = dots[n] * steps[row + n]
-                    out[(row + n) * num_out + o] = narrow(number, BFLOAT16)
-                row += ROWS
-            else:
-                if work[GROUP] == LANES:
-                    dot = dot_of_runs(weight, scales, lows, x, sums, num_blocks)
-                else:
-                    dot = dot_of_blocks(weight, scales, lows, x, sums, num_blocks)
-                out[row * num_out + o] = narrow(dot[0] * steps[row], BFLOAT16)
-                row += 1
+    for begin in range(first, last, OUTPUTS):
+        for row in range(0, num_rows, ROWS):
+            for o in range(begin, min(begin + OUTPUTS, last)):
+                weight = work[WEIGHT] + o * num_in // 2
+                scales, lows = work[SCALES] + 4 * o * num_groups, work[LOWS] + 4 * o * num_groups
+                if row + ROWS <= num_rows:
+                    x, sums = work[X] + 2 * row * num_in, work[SUMS] + 4 * row * num_groups
+                    if work[GROUP] == LANES:
+                        dots = dots_of_runs(weight, scales, lows, x, sums, num_blocks)
+                    else:
+                        dots = dots_of_blocks(weight, scales, lows, x, sums, num_blocks)
+                    for n in range(ROWS):
+                        number = dots[n] * steps[row + n]
+                        out[(row + n) * num_out + o] = narrow(number, BFLOAT16)
+                    continue
+                for n in range(row, num_rows):
+                    x, sums = work[X] + 2 * n * num_in, work[SUMS] + 4 * n * num_groups
+                    if work[GROUP] == LANES:
+                        dot = dot_of_runs(weight, scales, lows, x, sums, num_blocks)
+                    else:
+                        dot = dot_of_blocks(weight, scales, lows, x, sums, num_blocks)
+                    out[n * num_out + o] = narrow(dot[0] * steps[n], BFLOAT16)

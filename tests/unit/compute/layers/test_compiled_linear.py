@@ -41,10 +41,14 @@ def numbers(weight: Weight) -> Tensor:
     return weight.dense(torch.float64) if isinstance(weight, Packed) else weight.double()
 
 
-@pytest.mark.parametrize("rows", [1, FEW_ROWS])
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, 15])
 @pytest.mark.parametrize("inputs", [24, 160])
 @pytest.mark.parametrize("kind", ["codes", "numbers"])
-def test_few_rows_are_multiplied_exactly(kind: str, inputs: int, rows: int, threads: int) -> None:
+def test_few_rows_are_multiplied_exactly(
+    kind: str, inputs: int, rows: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there may be on processors without bfloat16."""
+    monkeypatch.setattr(cpu_linear, "has_bf16", lambda: False)
     torch.manual_seed(0)
     weight = codes(inputs) if kind == "codes" else torch.randn(50, inputs).bfloat16()
     bias, x = torch.randn(50).bfloat16(), torch.randn(2 * rows, inputs).bfloat16()[::2]
