@@ -34,7 +34,7 @@ class DraftPasses(NamedTuple):
     slot_D: Tensor  # int32
     num_drafts_D: Tensor  # int32, wanted; 0 for a slot whose text has not been read so far
     state: Tensor  # int32 [3]: how many slots, the number of the pass, and 1 behind a reading
-    read_N: Tensor  # int32, first positions that are there; -1 until a sequence's first draw
+    read_N: Tensor  # int32, positions that are there, from the first on; -1 before the first draw
 
     @staticmethod
     def make(num_slots: int, max_rows: int, device: torch.device) -> DraftPasses:

@@ -268,7 +268,7 @@ def draft_tokens(
     Behind `sample_tokens`, which with drafts leaves the slots as they are and writes to the second
     last word whether a sample draws. There it is now whether the row counts, with 2 added where its
     input was a draft; and in the last word of a slot's first row what drafts there are, before both
-    if the rule says them. With `read_N`, how much of texts a drafter has read, all are to be made.
+    if the rule says them. With `read_N`, how much a drafter has read, none has been computed yet.
     """
     num_samples, width = result_SW.shape
     threshold = -1 if rule.rate < 0.0 else int(rule.rate * (1 << 32))
