@@ -134,7 +134,7 @@ class Lines:
         self._rest = b""
 
     def read(self) -> bool:
-        """Read what is there; at the end of the pipe close it and return False."""
+        """Pass on what is there; False at the end of the pipe, which is the caller's to close."""
         try:
             data = os.read(self.fd, MAX_LINE_BYTES)
         except BlockingIOError:
@@ -147,6 +147,4 @@ class Lines:
         for line in lines:
             if line.strip():
                 self._write(line.decode("utf-8", "replace"))
-        if not data:
-            os.close(self.fd)
         return bool(data)

@@ -93,8 +93,8 @@ class Supervisor:
             await self._end(self._children, 0.0)
             if self._watch is not None:
                 self._watch.cancel()
-            for lines in self._outputs:
-                lines.read()
+            for lines in tuple(self._outputs):
+                self._read(lines)
         return self._status
 
     def end(self, urgent: bool = False) -> None:
@@ -176,8 +176,9 @@ class Supervisor:
 
     def _read(self, lines: Lines) -> None:
         if not lines.read():
+            self._loop.remove_reader(lines.fd)  # before it is closed: a call may be due already
             self._outputs.discard(lines)
-            self._loop.remove_reader(lines.fd)
+            os.close(lines.fd)
 
     def _look(self) -> None:
         """Kill what hangs; it is then started again as everything that dies is."""
