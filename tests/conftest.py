@@ -15,7 +15,7 @@ import structlog
 from _pytest.assertion import rewrite
 
 import tests.cases  # noqa: F401  (before any test module reads the settings of generated cases)
-from tests.schedule import place_of, unit_of
+from tests.schedule import places, unit_of
 
 # Some images forbid Python to keep what it has compiled. Here servers are started by the dozen, of
 # nine processes each, which would all compile anew: 0.4 s of 2.8 s a server, and 8 s to collect.
@@ -100,7 +100,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     torch is loaded only to find that out.
     """
-    items.sort(key=lambda item: place_of(item.nodeid))
+    place_of = places(item.nodeid for item in items)
+    items.sort(key=lambda item: place_of[item.nodeid])
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return

@@ -1,11 +1,14 @@
-"""Which test files run one after another in one process, and which begin.
+"""Which test files run one after another in one process, and when.
 
 Files that want the same server run together: it is started once, not once in each process, and
 ends with the last of them. A server takes 2 to 3 s of a core to start, and 2 % of one when idle.
-What takes longest begins: else one process waits for another's at the end.
+What takes longest begins: else one process waits for another's at the end. And tests with servers,
+which wait for much of their time, come among those that compute.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 UNITS = {  # the longest first; every other file is a unit of its own
     "the demo model": (
@@ -52,10 +55,19 @@ def unit_of(nodeid: str) -> str:
     return _UNIT_OF.get(path, path)
 
 
-def place_of(nodeid: str) -> int:
-    """Return where a test comes: in a listed file, in another that starts servers, elsewhere."""
-    is_served = nodeid.startswith("tests/system/")
-    return _PLACES.get(_listed(nodeid), len(_PLACES) + (not is_served))
+def places(nodeids: Iterable[str]) -> dict[str, tuple[float, int]]:
+    """Return where tests come: the last server's when six of ten other units have begun."""
+    tests = sorted(nodeids, key=_place_in_unit)
+    units = tuple(dict.fromkeys(map(unit_of, tests)))
+    served = [unit for unit in units if unit in UNITS or unit.startswith("tests/system/")]
+    others = [unit for unit in units if unit not in served]
+    place_of = {unit: 0.6 * place / len(served) for place, unit in enumerate(served)}
+    place_of.update({unit: (place + 0.5) / len(others) for place, unit in enumerate(others)})
+    return {test: (place_of[unit_of(test)], _place_in_unit(test)) for test in tests}
+
+
+def _place_in_unit(nodeid: str) -> int:
+    return _PLACES.get(_listed(nodeid), len(_PLACES))
 
 
 def _listed(nodeid: str) -> str:

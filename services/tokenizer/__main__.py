@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ from typing import Any
 from common.chat_formats import formats_of
 from common.child_process import Exited, PipedChild, Received
 from common.config import ServiceConfig
-from common.messages.tokenize import TokenizerInbox
-from common.model_folder import locate, read_json
+from common.messages.tokenize import ChatPrompt, TokenizerInbox
+from common.model_folder import locate, read_json, read_pooling
 from common.registration import Registration
 from common.service import service_main
-from common.tokenizer_folder import describe_worker
+from common.tokenizer_folder import DEFAULT_TEMPLATE, describe_worker, read_folder
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.jobs import EncoderSettings
+from services.tokenizer.jobs import EncoderSettings, Job
 from services.tokenizer.pool import Pool
+
+FIRST_CHAT = ChatPrompt(b'[{"role": "user", "content": "Hi"}]')
 
 
 def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
@@ -36,17 +39,18 @@ def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
 
     registration = Registration("tokenizer", config.links.routers)
     about = json.dumps(_about(folder, own)).encode()
-    return TokenizerActor(own, card, Pool(own, spawn), registration, about=about)
+    trial = Job(FIRST_CHAT, time.time()) if read_pooling(folder) is None else None
+    pool = Pool(own, spawn, trial=trial)
+    return TokenizerActor(own, card, pool, registration, about=about)
 
 
 def _about(folder: Path, settings: TokenizerSettings) -> dict[str, Any]:
     """Describe the tokenizer: its folder's settings, its chat template, its answer formats."""
     config = read_json(folder, "tokenizer_config.json")
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        config["chat_template"] = template.read_text("utf-8")
-    source = config.get("chat_template")
-    text = source if isinstance(source, str) else json.dumps(source or "")
+    templates = read_folder(folder, settings.chat_template).templates
+    if templates:
+        config["chat_template"] = templates.get(DEFAULT_TEMPLATE, templates)
+    text = "".join(templates.values())
     tools, reasoning = formats_of(text, settings.tool_format, settings.reasoning_format)
     return {**config, "tool_format": tools, "reasoning_format": reasoning}
 

@@ -157,7 +157,8 @@ class ChatRenderer:
         source = self._folder.template_for(has_tools)
         if source is None:
             raise Refused(
-                "this model has no chat template; use /v1/completions with a prompt instead",
+                "this model has no chat template: /v1/completions takes a prompt without one, "
+                "/v1/embeddings if it makes those; --chat-template FILE would give it one",
                 "no_chat_template",
             )
         template = self._templates[source]

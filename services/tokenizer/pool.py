@@ -59,10 +59,16 @@ class Pool:
     """Hands jobs to processes, first come, first served; a `ChildOwner` of these processes."""
 
     def __init__(
-        self, settings: TokenizerSettings, spawn: Spawn, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: TokenizerSettings,
+        spawn: Spawn,
+        clock: Callable[[], float] = time.monotonic,
+        trial: Job | None = None,
     ) -> None:
+        """If `trial` is refused, the first job that there is, the log says why."""
         self._settings = settings
         self._clock = clock
+        self._trial = trial
         self._children = [
             RestartingChild(spawn, self, clock) for _ in range(settings.num_processes)
         ]
@@ -88,6 +94,8 @@ class Pool:
         except ModelError:
             self.stop()
             raise
+        if self._trial is not None:
+            self.submit(self._trial, _warn_of_refused)
 
     def stop(self) -> None:
         """End the processes; what they worked on is not reported."""
@@ -265,3 +273,8 @@ def _death(entry: _Entry, status: int, settings: TokenizerSettings) -> Failure |
         return Failure(400, "invalid_grammar", message, field)
     message = f"the tokenizer's process died {entry.num_tries} times on this prompt"
     return Failure(500, "tokenizer_failed", message)
+
+
+def _warn_of_refused(outcome: Outcome) -> None:
+    if outcome.failure is not None:
+        structlog.get_logger().warning("chats will be refused", why=outcome.failure.message)

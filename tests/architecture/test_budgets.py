@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
     "common": (11_270, 75),
     "services/router": (14_800, 87),
-    "services/tokenizer": (3_895, 20),
+    "services/tokenizer": (3_913, 20),
     "services/compute": (49_920, 322),
     "services/detokenizer": (2_930, 18),
     "services/launcher": (2_836, 19),
     "services/commands": (1_733, 10),
     "services/bench": (630, 4),
-    "services": (76_990, 483),
+    "services": (77_011, 483),
 }
 MIN_MEDIAN_LINES = 90
 

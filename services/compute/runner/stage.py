@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from common.child_main import die_with_parent
@@ -19,6 +20,7 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     if options.inbox.startswith("ipc:"):  # a child's
         die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it like any other end, in silence
     set_environment()
     from services.compute.runner.stage_process import wait_at  # with torch
 

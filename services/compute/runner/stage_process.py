@@ -36,6 +36,8 @@ def wait_at(inbox: str, folder: str, links: LinkSettings) -> int:
     except ConfigError as error:
         sys.stderr.write(f"slipstream stage: {error}\n")
         return EXIT_CONFIG
+    if not inbox.startswith("ipc:"):
+        sys.stderr.write(f"slipstream stage: waits at {inbox} for the process that leads\n")
     return run(link, folder, links)
 
 

@@ -10,6 +10,7 @@ from array import array
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from common.errors import ModelError
 from common.messages.failure import Failure
@@ -200,6 +201,23 @@ async def test_a_retiring_process_gets_no_further_job() -> None:
     bench.pool.tick()
     bench.processes.started[1].ready()
     assert bench.processes.started[1].jobs[0].prompt == TextPrompt("next")
+
+
+@pytest.mark.parametrize("why", ["no template", ""])
+async def test_the_log_says_at_the_start_if_chats_will_be_refused(why: str) -> None:
+    processes = Processes()
+    trial = Job(ChatPrompt(b"[]"), 0.0)
+    pool = Pool(TokenizerSettings(pool_size=1), processes.spawn, HandClock(), trial)
+    starting = asyncio.ensure_future(pool.start())
+    await asyncio.sleep(0)
+    processes.all_ready()
+    await starting
+    (process,) = processes.started
+    assert process.jobs == [trial]
+    with capture_logs() as logs:
+        process.fail(Failure(400, "template_error", why)) if why else process.answer(7)
+    said = [("warning", why)] if why else []
+    assert [(entry["log_level"], entry["why"]) for entry in logs] == said
 
 
 async def test_a_folder_that_cannot_be_loaded_fails_the_start() -> None:
