@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.compute.kernels.cpu.dots import BLOCK, HAS_DOTS, LANES, NUMBERS, WORDS
+from services.compute.kernels.cpu.dots import BLOCK, HAS_DOTS, LANES, NUMBERS, PLACES, WORDS
+from services.compute.kernels.cpu.graph import add_bias, product, product_of_codes
 from services.compute.kernels.cpu.products import (
     BFLOAT16,
     MIDDLE,
@@ -22,8 +23,6 @@ from services.compute.kernels.cpu.products import (
     multiply_halves,
     multiply_numbers,
     multiply_vectors,
-    product,
-    product_of_codes,
 )
 from services.compute.kernels.cpu.team import num_threads, team_of
 from services.compute.layers.cpu_linear import (
@@ -103,7 +102,10 @@ class FewRows:
             where = x_ptr + 2 * first * num_in, out_ptr + 2 * first * self._num_out
             count = min(ROOM_ROWS, num_rows - first)
             self._product(self._work_ptr, *where, count, self._multiply, BFLOAT16)
-        return out_TO if self._bias_O is None else out_TO.add_(self._bias_O)
+        if self._bias_O is not None:
+            bias_ptr = self._bias_O.data_ptr()
+            add_bias(out_TO.data_ptr(), bias_ptr, num_rows, self._num_out, BFLOAT16)
+        return out_TO
 
 
 def data_ptr(x: Tensor | None) -> int:
@@ -121,7 +123,10 @@ def word_parts(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
     scales_OG = weight.scales_OG.float()
     group_size = LANES if weight.group_size % BLOCK else BLOCK
     repeats = weight.group_size // group_size
-    words, scales = put(words_OBL), put(scales_OG.repeat_interleave(repeats, 1))
+    scales_OR = scales_OG.repeat_interleave(repeats, 1)
+    if group_size == LANES:
+        scales_OR.view(num_out, -1, WORDS).div_(torch.tensor(PLACES))
+    words, scales = put(words_OBL), put(scales_OR)
     if weight.zeros_OG is None:
         return Parts(words, scales, scales, group_size)
     lows_OG = (weight.zeros_OG.float() + MIDDLE).mul_(scales_OG)

@@ -6,15 +6,19 @@ D head width.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import torch
 from torch import Tensor
 
 from services.compute.distributed.ranks import Ranks
-from services.compute.kernels.cpu.attention import rotate
+from services.compute.kernels.cpu.graph import add_norm, gated, rotate
 from services.compute.kernels.cpu.language import LIKE
-from services.compute.kernels.cpu.rows import ACTIVATIONS, add_norm, gated
-from services.compute.layers.eager_step import EagerStep, RopeTables, normalised
-from services.compute.layers.parts import Activation, Hidden, Input, Normed
+from services.compute.kernels.cpu.rows import ACTIVATIONS
+from services.compute.layers.captured_pass import CapturedPasses
+from services.compute.layers.eager_step import EagerStep, Layers, RopeTables, normalised
+from services.compute.layers.parts import Activation, Attention, Hidden, Input, Normed
+from services.compute.layers.row_attention import RowAttention
 from services.compute.layers.step_attention import StepAttention
 from services.compute.layers.weighted_layers import LinearMap, Norm
 
@@ -26,46 +30,50 @@ class CompiledStep(EagerStep):
     """What a sublayer has added is added by the norm of the next."""
 
     def __init__(
-        self, tokens_T: Tensor, attention: StepAttention, tables: RopeTables, ranks: Ranks
+        self,
+        tokens_T: Tensor,
+        attention: StepAttention,
+        tables: RopeTables,
+        ranks: Ranks,
+        passes: CapturedPasses,
     ) -> None:
         super().__init__(tokens_T, attention, tables, ranks)
+        self._passes = passes
         self._num_rows = len(tokens_T)
-        self._delta_TE: Tensor | None = None  # not yet added, times the scale
-        self._scale = 1.0
+        self.delta_TE: Tensor | None = None  # not yet added, times the scale
+        self.scale = 1.0
         self._normed_TE: Tensor | None = None
         self._gated_TF: Tensor | None = None
 
     def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
-        x_TE, delta_TE = hidden.x_TE, self._delta_TE
+        x_TE, delta_TE = hidden.x_TE, self.delta_TE
         if norm is None or norm.kind != "rms" or norm.weight_E.dtype != x_TE.dtype:
             self.settle(hidden)
             return super().normed(hidden, norm)
         out_TE = self._normed_TE
         if out_TE is None:
             out_TE = self._normed_TE = torch.empty_like(x_TE)
-        add_norm(
-            x_TE.data_ptr(),
-            0 if delta_TE is None else delta_TE.data_ptr(),
-            norm.weight_E.data_ptr(),
-            out_TE.data_ptr(),
-            self._num_rows,
-            x_TE.shape[1],
-            self._scale,
-            norm.eps,
-            LIKE[x_TE.dtype],
-        )
-        self._delta_TE = None
+        _add_norm(x_TE, delta_TE, norm, out_TE, self.scale)
+        self.delta_TE = None
         return Normed(hidden, norm, out_TE)
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
         self._ranks.add_up(delta_TE)
-        self._delta_TE = delta_TE if behind is None else normalised(behind, delta_TE)
-        self._scale = scale
+        self.delta_TE = delta_TE if behind is None else normalised(behind, delta_TE)
+        self.scale = scale
 
     def settle(self, hidden: Hidden) -> None:
-        if self._delta_TE is not None:
-            hidden.x_TE.add_(self._delta_TE, alpha=self._scale)
-            self._delta_TE = None
+        if self.delta_TE is not None:
+            hidden.x_TE.add_(self.delta_TE, alpha=self.scale)
+            self.delta_TE = None
+
+    def through(self, layers: Layers, hidden: Hidden) -> Generator[bool, None, None]:
+        is_alone, is_bfloat16 = self._ranks.size == 1, hidden.x_TE.dtype == torch.bfloat16
+        can = is_alone and is_bfloat16 and self._passes.can(self._num_rows)
+        if can and isinstance(self._attention, RowAttention):
+            yield from self._passes.through(layers, self, self._attention, hidden)
+        else:
+            yield from super().through(layers, hidden)
 
     def gated(self, x: Input, gate_up: LinearMap, activation: Activation) -> Tensor:
         number = ACTIVATIONS.get(activation)
@@ -86,6 +94,16 @@ class CompiledStep(EagerStep):
         )
         return out_TF
 
+    def _norm_heads(self, attention: Attention[LinearMap], q_THD: Tensor, k_TKD: Tensor) -> None:
+        norms = (attention.q_norm, q_THD), (attention.k_norm, k_TKD)
+        if attention.part is not None or not all(_is_of_one(norm, x) for norm, x in norms):
+            super()._norm_heads(attention, q_THD, k_TKD)
+            return
+        for norm, x_TND in norms:
+            if norm is not None:
+                for x_ND in x_TND:
+                    _add_norm(x_ND, None, norm, x_ND)
+
     def _rotate(self, x_TND: Tensor, rows: tuple[Tensor, Tensor]) -> None:
         num_rows, heads, width = x_TND.shape
         cos, sin = rows
@@ -101,8 +119,38 @@ class CompiledStep(EagerStep):
         )
 
 
-def compiled_step(
-    tokens_T: Tensor, attention: StepAttention, tables: RopeTables, ranks: Ranks
-) -> EagerStep:
-    few = len(tokens_T) <= MOST_ROWS
-    return (CompiledStep if few else EagerStep)(tokens_T, attention, tables, ranks)
+class CompiledSteps:
+    """Makes the steps of one model."""
+
+    def __init__(self) -> None:
+        self._passes = CapturedPasses()
+
+    def __call__(
+        self, tokens_T: Tensor, attention: StepAttention, tables: RopeTables, ranks: Ranks
+    ) -> EagerStep:
+        if len(tokens_T) > MOST_ROWS:
+            return EagerStep(tokens_T, attention, tables, ranks)
+        return CompiledStep(tokens_T, attention, tables, ranks, self._passes)
+
+
+def _add_norm(
+    x_TE: Tensor, delta_TE: Tensor | None, norm: Norm, out_TE: Tensor, scale: float = 1.0
+) -> None:
+    add_norm(
+        x_TE.data_ptr(),
+        0 if delta_TE is None else delta_TE.data_ptr(),
+        norm.weight_E.data_ptr(),
+        out_TE.data_ptr(),
+        *x_TE.shape,
+        scale,
+        norm.eps,
+        LIKE[x_TE.dtype],
+    )
+
+
+def _is_of_one(norm: Norm | None, x_TND: Tensor) -> bool:
+    """Whether it is an RMS norm of each head by itself, with the same weight for all."""
+    if norm is None:
+        return True
+    has_one = len(norm.weight_E) == x_TND.shape[-1] and norm.weight_E.dtype == x_TND.dtype
+    return has_one and norm.kind == "rms" and x_TND[0].is_contiguous()

@@ -26,11 +26,11 @@ class CpuOperations(NamedTuple):
     """What a model on the CPU is made with."""
 
     make_linears: LinearsMaker
-    make_step: StepMaker
+    make_steps: Callable[[], StepMaker]
     make_attentions: Callable[[PagedCache, Geometry], StepAttentions]
 
 
-EAGER = CpuOperations(CpuLinears, EagerStep, EagerAttentions)
+EAGER = CpuOperations(CpuLinears, lambda: EagerStep, EagerAttentions)
 
 
 def operations_for(dtype: torch.dtype) -> CpuOperations:
@@ -47,8 +47,8 @@ def operations_for(dtype: torch.dtype) -> CpuOperations:
         return EAGER
     from services.compute.kernels.cpu.prepare import prepare
     from services.compute.layers.compiled_linear import CompiledLinears
-    from services.compute.layers.compiled_step import compiled_step
+    from services.compute.layers.compiled_step import CompiledSteps
     from services.compute.layers.row_attention import RowAttentions
 
     prepare(LIKE[dtype])
-    return CpuOperations(CompiledLinears, compiled_step, RowAttentions)
+    return CpuOperations(CompiledLinears, CompiledSteps, RowAttentions)

@@ -6,7 +6,7 @@ D head width, C = (H + 2K) * D.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import cache
 from math import sqrt
@@ -28,12 +28,15 @@ from services.compute.layers.parts import (
     Hidden,
     Input,
     LatentAttention,
+    Layer,
     Mixer,
     Normed,
 )
 from services.compute.layers.rope import Rope, RopeSpec, rotate
 from services.compute.layers.step_attention import StepAttention
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
+
+Layers: TypeAlias = Sequence[Layer[LinearMap]]
 
 
 class RopeTables:
@@ -94,7 +97,7 @@ class EagerStep:
         self._tokens_T = tokens_T
         self._ranks = ranks
         self._attention = attention
-        self._rope_rows = tables.at(attention.positions_T)
+        self.rope_rows = tables.at(attention.positions_T)
         self._ropes_of_layer = tables.of_layer
 
     def embed(self, embedding: Embedding) -> Hidden:
@@ -120,6 +123,12 @@ class EagerStep:
     def settle(self, hidden: Hidden) -> None:
         pass
 
+    def through(self, layers: Layers, hidden: Hidden) -> Generator[bool, None, None]:
+        """Take the residual stream through layers; pauses after each, with more to compute."""
+        for layer in layers:
+            layer(hidden, self)
+            yield True
+
     # A call of Python's between two products counts double: torch's other threads wait for the next
     # product for a while, then sleep.
     def linear(self, x: Input, linear: LinearMap) -> Tensor:
@@ -143,7 +152,7 @@ class EagerStep:
             self._norm_heads(attention, q_THD, kv[:, :kv_heads])
         ropes = self._ropes_of_layer[attention.layer]
         if ropes is not None:
-            self._rotate(qkv[:, : heads + kv_heads], self._rope_rows[ropes])
+            self._rotate(qkv[:, : heads + kv_heads], self.rope_rows[ropes])
         if has_norms and attention.norms_rotated:
             self._norm_heads(attention, q_THD, kv[:, :kv_heads])
         if attention.norms_rotated or ropes is None:
@@ -160,7 +169,7 @@ class EagerStep:
         ropes = self._ropes_of_layer[attention.layer]
         if ropes is None:
             raise RuntimeError("a part of every latent's key rotates")
-        return attend_latent(down_TC, attention, self._attention, self._rope_rows[ropes])
+        return attend_latent(down_TC, attention, self._attention, self.rope_rows[ropes])
 
     def experts(
         self, x_TE: Tensor, experts: Experts[LinearMap], shared_TE: Tensor | None

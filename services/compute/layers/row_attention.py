@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.compute.distributed.context import ALL_HERE, StoredTokens
 from services.compute.kernels.cpu import attention as kernels
+from services.compute.kernels.cpu.graph import attend, store
 from services.compute.kernels.cpu.language import LIKE
 from services.compute.kernels.cpu.team import num_threads, team_of
 from services.compute.layers.eager_attention import Geometry, pages_begun
@@ -20,6 +21,9 @@ from services.compute.layers.step_attention import EagerAttentions, StepAttentio
 
 ALONE_PRODUCTS = 1 << 15
 """Products of a layer's queries and keys up to which one thread is faster than two."""
+
+MORE_ROOM = 64
+TABLE_WIDTH = 6  # its place among the sizes
 
 
 class RowAttention:
@@ -73,25 +77,38 @@ class RowAttention:
             num_rows, heads, width = q_THD.shape
             self._sizes[1] = heads
             self._out_TC = out_TC = q_THD.new_empty(num_rows, heads * width)
-            alone = self._num_keys * heads * width <= ALONE_PRODUCTS
-            self._team = team_of(1 if alone else num_threads())
-            step = (
-                self._sizes_ptr,
-                self._team.ctypes.data,
-                q_THD.stride(0),
-                out_TC.data_ptr(),
-            )
+            step = self._sizes_ptr, self._team_ptr(), q_THD.stride(0), out_TC.data_ptr()
             self._work = np.array(step + (0,) * (len(kernels.WORK) - len(step)))
             self._work_ptr = self._work.ctypes.data
         pages_ptr = self._pages_ptr + number * self._layer_bytes
         rows_ptr = self._rows_ptrs[group]
         where = pages_ptr, self._sizes_ptr, rows_ptr
-        kernels.store(kv_T2KD.data_ptr(), kv_T2KD.stride(0), *where, self._like)
+        store(kv_T2KD.data_ptr(), kv_T2KD.stride(0), *where, self._like)
         sinks_ptr = 0 if sinks_H is None else sinks_H.data_ptr()
-        kernels.attend(
-            self._work_ptr, q_THD.data_ptr(), pages_ptr, rows_ptr, sinks_ptr, softcap, self._mix
-        )
+        attend(self._work_ptr, q_THD.data_ptr(), *where[::2], sinks_ptr, softcap, self._mix)
         return out_TC
+
+    def make_room(self) -> None:
+        """For tables of more pages, before anything is attended to."""
+        self._rows = [np.concatenate((rows, rows, np.zeros(MORE_ROOM, int))) for rows in self._rows]
+        self._rows_ptrs = [rows.ctypes.data for rows in self._rows]
+
+    def take(self, other: RowAttention) -> bool:
+        """Have the rows of another step, of as many; False if their tables have no room here."""
+        if any(len(own) < len(rows) for own, rows in zip(self._rows, other._rows, strict=True)):
+            return False
+        for own, rows in zip(self._rows, other._rows, strict=True):
+            own[: len(rows)] = rows
+        self._sizes[TABLE_WIDTH] = other._sizes[TABLE_WIDTH]
+        self._num_keys = other._num_keys
+        self._work[kernels.TEAM] = self._team_ptr()
+        return True
+
+    def _team_ptr(self) -> int:
+        assert self._out_TC is not None
+        alone = self._num_keys * self._out_TC.shape[1] <= ALONE_PRODUCTS
+        self._team = team_of(1 if alone else num_threads())
+        return int(self._team.ctypes.data)
 
 
 class RowAttentions:

@@ -70,15 +70,17 @@ class EagerDecoder:
         step = self._make_step(tokens_T, attention, self._tables, self._ranks)
         hidden = step.embed(self._decoder.embedding) if x_TE is None else Hidden(x_TE)
         first = self._decoder.first_layer
+        if seen is None:
+            yield from step.through(self._decoder.layers, hidden)
+            step.settle(hidden)
+            return hidden.x_TE
         for number, layer in enumerate(self._decoder.layers, first):
-            if seen is not None:
-                step.settle(hidden)
-                seen.see(number, hidden.x_TE)
+            step.settle(hidden)
+            seen.see(number, hidden.x_TE)
             layer(hidden, step)
             yield True
         step.settle(hidden)
-        if seen is not None:
-            seen.see(first + len(self._decoder.layers), hidden.x_TE)
+        seen.see(first + len(self._decoder.layers), hidden.x_TE)
         return hidden.x_TE
 
     @property

@@ -338,7 +338,7 @@ def load_eager(
     operations = operations_for(loader.dtype)
     make_linear = operations.make_linears(loader.dtype, has_room_for_dense(shape))
     decoder = loader.decoder(make_linear)
-    model = EagerDecoder(decoder, loader.max_positions, split, context, operations.make_step)
+    model = EagerDecoder(decoder, loader.max_positions, split, context, operations.make_steps())
     make_drafter = load_drafter(loader, model.ends)
     keep_freed_memory(True)
     limits = loader.limits(lambda: cpu_room_bytes(num_processes))

@@ -81,7 +81,9 @@ def _draft_model(small: ModelLoader, max_positions: int) -> DrafterMaker:
     operations = operations_for(small.dtype)
     make_linear = operations.make_linears(small.dtype, has_room_for_dense(shape))
     # Beyond the positions that it was trained for it guesses worse.
-    model = EagerDecoder(small.decoder(make_linear), max_positions, make_step=operations.make_step)
+    model = EagerDecoder(
+        small.decoder(make_linear), max_positions, make_step=operations.make_steps()
+    )
 
     def make(host: Host) -> DraftModel:
         spec, num_groups = host.spec, len(small.layout.spans)

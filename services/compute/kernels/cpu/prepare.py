@@ -9,8 +9,9 @@ import torch
 
 from services.compute.kernels.cpu import products
 from services.compute.kernels.cpu.attention import MIX, TEAM, WORK, attend, rotate, store
+from services.compute.kernels.cpu.graph import replay
 from services.compute.kernels.cpu.products import BFLOAT16, product, product_of_codes
-from services.compute.kernels.cpu.rows import add_norm, gated
+from services.compute.kernels.cpu.rows import add_bias, add_norm, gated
 from services.compute.kernels.cpu.team import team_of
 
 
@@ -30,3 +31,5 @@ def prepare(like: Any) -> None:
         work[products.TEAM] = team.ctypes.data
         product(work.ctypes.data, at, at, 0, products.multiply_codes.address, like)
         product_of_codes(work.ctypes.data, at, at, 0, products.multiply_bytes.address, like)
+        add_bias(at, at, 0, 0, like)
+        replay(at, 0)

@@ -8,7 +8,9 @@ import torch
 from services.compute.kernels.cpu.dots import (
     BLOCK,
     LANES,
+    PLACES,
     ROWS,
+    WORDS,
     dot_of_blocks,
     dot_of_bytes,
     dot_of_numbers,
@@ -68,13 +70,16 @@ def product_of_codes(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
         group_size = work[GROUP]
         if group_size:
             num_groups = num_in // group_size
-            factor = MIDDLE if work[LOWS] == work[SCALES] else 1
+            is_plain = work[LOWS] == work[SCALES]
             sums = pointer(work[SUMS], row * num_groups, FLOAT)
             for group in range(num_groups):
                 sum_ = np.int32(0)
                 for i in range(group * group_size, (group + 1) * group_size):
                     sum_ = np.int32(sum_ + np.int32(codes[i]))
-                sums[group] = np.float32(factor * sum_)
+                sums[group] = np.float32(sum_)
+                if is_plain:
+                    place = PLACES[group % WORDS] if group_size == LANES else 1
+                    sums[group] *= np.float32(MIDDLE * place)
     in_team(work[TEAM], multiply, work_ptr)
 
 

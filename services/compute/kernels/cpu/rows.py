@@ -44,3 +44,13 @@ def gated(gate_up_ptr, out_ptr, num_rows, width, activation, like):
                 x = wide(gate[i])
                 inner = np.float32(1.5957691216) * (x + np.float32(0.044715) * x * x * x)
                 out[i] = narrow(x / (np.float32(1) + exp(-inner)) * wide(up[i]), like)
+
+
+@compiled
+def add_bias(x_ptr, bias_ptr, num_rows, width, like):
+    """x += bias, in each row."""
+    bias = pointer(bias_ptr, 0, like)
+    for row in range(num_rows):
+        x = pointer(x_ptr, row * width, like)
+        for i in range(width):
+            x[i] = narrow(wide(x[i]) + wide(bias[i]), like)

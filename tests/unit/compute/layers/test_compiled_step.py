@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from services.compute.distributed.ranks import ALONE
-from services.compute.layers.compiled_step import MOST_ROWS, CompiledStep, compiled_step
+from services.compute.layers.compiled_step import MOST_ROWS, CompiledStep, CompiledSteps
 from services.compute.layers.eager_step import EagerStep, RopeTables, StepMaker
 from services.compute.layers.parts import Activation, Attention, Hidden
 from services.compute.layers.rope import RopeSpec
@@ -37,7 +37,7 @@ def steps(rows: int, dtype: torch.dtype) -> list[EagerStep]:
     """The same one, by each maker."""
     torch.manual_seed(0)
     tables = RopeTables([ATTENTION], 512, dtype)
-    makers: tuple[StepMaker, ...] = (EagerStep, CompiledStep)
+    makers: tuple[StepMaker, ...] = (EagerStep, CompiledSteps())
     tokens_T = torch.zeros(rows, dtype=torch.int64)
     return [make(tokens_T, Kept(rows), tables, ALONE) for make in makers]
 
@@ -86,4 +86,4 @@ def test_many_rows_are_for_torch_and_its_threads() -> None:
     tables = RopeTables([ATTENTION], 512, torch.float32)
     for rows, kind in ((MOST_ROWS, CompiledStep), (MOST_ROWS + 1, EagerStep)):
         tokens = torch.zeros(rows, dtype=torch.int64)
-        assert type(compiled_step(tokens, Kept(rows), tables, ALONE)) is kind
+        assert type(CompiledSteps()(tokens, Kept(rows), tables, ALONE)) is kind

@@ -1,0 +1,112 @@
+"""What is captured of a pass and replayed says, bit for bit, what its calls say one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.messages.sampling import SamplingParams
+from services.compute.config import ComputeSettings
+from services.compute.layers import row_attention
+from services.compute.layers.captured_pass import CapturedPass, CapturedPasses
+from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.tiny_models import make_model, save_model
+
+SETTINGS = ComputeSettings(
+    device="cpu",
+    dtype="bfloat16",
+    page_tokens=4,
+    max_num_seqs=4,
+    max_batched_token_mem=1024,
+    swap_space=0.01,
+    num_threads=2,
+    speculative_config="off",
+)
+REQUESTS = [(5, 90), (9, 60), (2, 30)]  # tokens of a prompt, and of its answer
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many were captured whole, and replayed."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        done = getattr(CapturedPass, name)
+
+        def count(self: CapturedPass, *arguments: Any) -> Generator[bool, None, bool]:
+            is_done = yield from done(self, *arguments)
+            counts[name] += is_done
+            return bool(is_done)
+
+        monkeypatch.setattr(CapturedPass, name, count)
+
+    counted("capture")
+    counted("replay")
+    return counts
+
+
+def talk(folder: Path, num_pages: int = 100) -> dict[int, list[Any]]:
+    """Tokens and log-probabilities of three answers, of which the last begins later."""
+    runner = Restricted(load_on_cpu(folder, SETTINGS), num_pages=num_pages, num_host_pages=60)
+    server = Server(runner, SETTINGS)
+    for counter, (prompt, answer) in enumerate(REQUESTS):
+        sampling = SamplingParams(answer, seed=counter, ignore_eos=True, num_logprobs=3)
+        server.ask(counter, list(range(3 + counter, 3 + counter + prompt)), sampling)
+        for _ in range(8):
+            server.turn()
+    server.run()
+    runner.close()
+    return {counter: [server.tokens[counter], server.logprobs[counter]] for counter in range(3)}
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "mistral_window"])
+@pytest.mark.parametrize("num_pages", [100, 32])
+def test_a_replayed_pass_is_the_pass(
+    variant: str,
+    num_pages: int,
+    tmp_path: Path,
+    passes: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = save_model(make_model(variant), tmp_path / "model")
+    found = talk(folder, num_pages)
+    assert passes["capture"] and passes["replay"] > 20
+    monkeypatch.setattr(CapturedPasses, "can", lambda self, num_rows: False)
+    seen = passes.copy()
+    assert talk(folder, num_pages) == found
+    assert passes == seen
+
+
+def test_one_whose_tables_have_no_room_is_captured_anew(
+    tmp_path: Path, passes: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(make_model("llama"), tmp_path / "model")
+    roomy = talk(folder), passes["capture"]
+    monkeypatch.setattr(row_attention, "MORE_ROOM", 0)
+    passes.clear()
+    assert talk(folder) == roomy[0]
+    assert passes["capture"] > roomy[1]
+
+
+@pytest.mark.parametrize("variant", ["qwen3_moe", "gpt_oss"])
+def test_what_torch_computes_a_part_of_is_not_captured(
+    variant: str, tmp_path: Path, passes: Counter[str]
+) -> None:
+    talk(save_model(make_model(variant), tmp_path / "model"))
+    assert passes == Counter(capture=0)
+
+
+def test_in_float32_torch_multiplies_and_nothing_is_captured(
+    tmp_path: Path, passes: Counter[str]
+) -> None:
+    folder = save_model(make_model("llama"), tmp_path / "model")
+    settings = SETTINGS.model_copy(update={"dtype": "float32"})
+    server = Server(load_on_cpu(folder, settings), settings)
+    server.ask(0, [3, 4, 5], SamplingParams(8, seed=0, ignore_eos=True))
+    server.run()
+    assert not passes
