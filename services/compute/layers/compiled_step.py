@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.compute.distributed.ranks import Ranks
-from services.compute.kernels.cpu.graph import add_norm, gated, rotate
+from services.compute.kernels.cpu.graph import add_norm, add_norm_by_floats, gated, rotate
 from services.compute.kernels.cpu.language import LIKE
 from services.compute.kernels.cpu.rows import ACTIVATIONS
 from services.compute.layers.captured_pass import CapturedPasses
@@ -47,7 +47,7 @@ class CompiledStep(EagerStep):
 
     def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
         x_TE, delta_TE = hidden.x_TE, self.delta_TE
-        if norm is None or norm.kind != "rms" or norm.weight_E.dtype != x_TE.dtype:
+        if norm is None or not _has_kernel(norm, x_TE.dtype):
             self.settle(hidden)
             return super().normed(hidden, norm)
         out_TE = self._normed_TE
@@ -59,7 +59,11 @@ class CompiledStep(EagerStep):
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
         self._ranks.add_up(delta_TE)
-        self.delta_TE = delta_TE if behind is None else normalised(behind, delta_TE)
+        if behind is not None and _has_kernel(behind, delta_TE.dtype):
+            _add_norm(delta_TE, None, behind, delta_TE)
+        elif behind is not None:
+            delta_TE = normalised(behind, delta_TE)
+        self.delta_TE = delta_TE
         self.scale = scale
 
     def settle(self, hidden: Hidden) -> None:
@@ -136,7 +140,8 @@ class CompiledSteps:
 def _add_norm(
     x_TE: Tensor, delta_TE: Tensor | None, norm: Norm, out_TE: Tensor, scale: float = 1.0
 ) -> None:
-    add_norm(
+    is_alike = norm.weight_E.dtype == x_TE.dtype
+    (add_norm if is_alike else add_norm_by_floats)(
         x_TE.data_ptr(),
         0 if delta_TE is None else delta_TE.data_ptr(),
         norm.weight_E.data_ptr(),
@@ -145,12 +150,17 @@ def _add_norm(
         scale,
         norm.eps,
         LIKE[x_TE.dtype],
+        LIKE[norm.weight_E.dtype],
     )
+
+
+def _has_kernel(norm: Norm, dtype: torch.dtype) -> bool:
+    return norm.kind == "rms" and norm.weight_E.dtype in (dtype, torch.float32)
 
 
 def _is_of_one(norm: Norm | None, x_TND: Tensor) -> bool:
     """Whether it is an RMS norm of each head by itself, with the same weight for all."""
     if norm is None:
         return True
-    has_one = len(norm.weight_E) == x_TND.shape[-1] and norm.weight_E.dtype == x_TND.dtype
-    return has_one and norm.kind == "rms" and x_TND[0].is_contiguous()
+    has_one = len(norm.weight_E) == x_TND.shape[-1] and x_TND[0].is_contiguous()
+    return has_one and _has_kernel(norm, x_TND.dtype)

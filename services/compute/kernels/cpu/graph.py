@@ -19,12 +19,18 @@ from services.compute.kernels.cpu import attention, products, rows
 from services.compute.kernels.cpu.language import LIKE, compiled, pointer
 from services.compute.kernels.cpu.team import INT
 
-BFLOAT16, DOUBLE = LIKE[torch.bfloat16], np.float64(0)
-KINDS = PRODUCT, PRODUCT_OF_CODES, ADD_BIAS, ADD_NORM, GATED, ROTATE, STORE, ATTEND = range(8)
-FLOATS: dict[int, tuple[int, ...]] = {ADD_NORM: (7, 8), ATTEND: (6,)}
+BFLOAT16, FLOAT, DOUBLE = LIKE[torch.bfloat16], LIKE[torch.float32], np.float64(0)
+KINDS = range(9)
+PRODUCT, PRODUCT_OF_CODES, ADD_BIAS, ADD_NORM, ADD_NORM_BY_FLOATS, GATED, ROTATE, STORE, ATTEND = (
+    KINDS
+)
+FLOATS: dict[int, tuple[int, ...]] = {
+    **dict.fromkeys((ADD_NORM, ADD_NORM_BY_FLOATS), (7, 8)),
+    ATTEND: (6,),
+}
 """Which arguments, counted from 1, are no integers."""
 
-SIZE = 10
+SIZE = 11
 """Numbers of a call: its kind, and its arguments."""
 
 
@@ -41,7 +47,9 @@ def replay(calls_ptr, count):
         elif kind == ADD_BIAS:
             rows.add_bias(a[1], a[2], a[3], a[4], BFLOAT16)
         elif kind == ADD_NORM:
-            rows.add_norm(a[1], a[2], a[3], a[4], a[5], a[6], f[7], f[8], BFLOAT16)
+            rows.add_norm(a[1], a[2], a[3], a[4], a[5], a[6], f[7], f[8], BFLOAT16, BFLOAT16)
+        elif kind == ADD_NORM_BY_FLOATS:
+            rows.add_norm(a[1], a[2], a[3], a[4], a[5], a[6], f[7], f[8], BFLOAT16, FLOAT)
         elif kind == GATED:
             rows.gated(a[1], a[2], a[3], a[4], a[5], BFLOAT16)
         elif kind == ROTATE:
@@ -78,6 +86,7 @@ class NotedKernel:
 product = NotedKernel(PRODUCT, products.product)
 product_of_codes = NotedKernel(PRODUCT_OF_CODES, products.product_of_codes)
 add_bias, add_norm = NotedKernel(ADD_BIAS, rows.add_bias), NotedKernel(ADD_NORM, rows.add_norm)
+add_norm_by_floats = NotedKernel(ADD_NORM_BY_FLOATS, rows.add_norm)
 gated, rotate = NotedKernel(GATED, rows.gated), NotedKernel(ROTATE, attention.rotate)
 store, attend = NotedKernel(STORE, attention.store), NotedKernel(ATTEND, attention.attend)
 

@@ -9,7 +9,7 @@ import torch
 
 from services.compute.kernels.cpu import products
 from services.compute.kernels.cpu.attention import MIX, TEAM, WORK, attend, rotate, store
-from services.compute.kernels.cpu.graph import replay
+from services.compute.kernels.cpu.graph import FLOAT, replay
 from services.compute.kernels.cpu.products import BFLOAT16, product, product_of_codes
 from services.compute.kernels.cpu.rows import add_bias, add_norm, gated
 from services.compute.kernels.cpu.team import team_of
@@ -19,7 +19,8 @@ def prepare(like: Any) -> None:
     """Call each one with nothing to do; workers are compiled as they are imported."""
     nothing, team = np.zeros(len(WORK), np.int64), team_of(1)
     at = nothing.ctypes.data
-    add_norm(at, 0, at, at, 0, 0, 1.0, 1e-5, like)
+    for weight_like in {like.dtype: like, FLOAT.dtype: FLOAT}.values():
+        add_norm(at, 0, at, at, 0, 0, 1.0, 1e-5, like, weight_like)
     gated(at, at, 0, 0, 0, like)
     rotate(at, at, at, 0, 0, 0, 0, like)
     store(at, 0, at, at, at, like)

@@ -11,9 +11,9 @@ ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 
 
 @compiled
-def add_norm(x_ptr, delta_ptr, weight_ptr, out_ptr, num_rows, width, scale, eps, like):
+def add_norm(x_ptr, delta_ptr, weight_ptr, out_ptr, num_rows, width, scale, eps, like, weight_like):
     """x += scale * delta, unless that is 0, then out = the RMS norm of x times the weight."""
-    weight = pointer(weight_ptr, 0, like)
+    weight = pointer(weight_ptr, 0, weight_like)
     for row in range(num_rows):
         x, out = pointer(x_ptr, row * width, like), pointer(out_ptr, row * width, like)
         if delta_ptr:

@@ -15,6 +15,7 @@ from services.compute.layers import row_attention
 from services.compute.layers.captured_pass import CapturedPass, CapturedPasses
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.models.family_models import FAMILIES, random_model
 from tests.unit.compute.tiny_models import make_model, save_model
 
 SETTINGS = ComputeSettings(
@@ -64,16 +65,17 @@ def talk(folder: Path, num_pages: int = 100) -> dict[int, list[Any]]:
     return {counter: [server.tokens[counter], server.logprobs[counter]] for counter in range(3)}
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "mistral_window"])
+@pytest.mark.parametrize("family", ["llama 3.2", "qwen2 with windows", "qwen3", "gemma 2"])
 @pytest.mark.parametrize("num_pages", [100, 32])
 def test_a_replayed_pass_is_the_pass(
-    variant: str,
+    family: str,
     num_pages: int,
     tmp_path: Path,
     passes: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = save_model(make_model(variant), tmp_path / "model")
+    folder = tmp_path / "model"
+    FAMILIES[family].save(random_model(family), folder)
     found = talk(folder, num_pages)
     assert passes["capture"] and passes["replay"] > 20
     monkeypatch.setattr(CapturedPasses, "can", lambda self, num_rows: False)
