@@ -25,7 +25,7 @@ SETTINGS = ComputeSettings(
     max_num_seqs=4,
     max_batched_token_mem=1024,
     swap_space=0.01,
-    num_threads=2,
+    num_threads=1,  # two would wait awake for one another where tests share the cores
     speculative_config="off",
 )
 REQUESTS = [(5, 90), (9, 60), (2, 30)]  # tokens of a prompt, and of its answer
