@@ -78,7 +78,8 @@ class FewRows:
         self, worker: Any, parts: Parts, shape: tuple[int, int], bias_O: Tensor | None
     ) -> None:
         self._num_out, num_in = shape
-        self._bias_O, self._multiply = bias_O, worker.address
+        self._bias_O = None if bias_O is None else bias_O.to(torch.bfloat16).contiguous()
+        self._multiply = worker.address
         has_codes = worker in (multiply_bytes, multiply_halves)
         self._product = product_of_codes if has_codes else product
         x = torch.empty(ROOM_ROWS, num_in, dtype=torch.int16 if has_codes else torch.float32)

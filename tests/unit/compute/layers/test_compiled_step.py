@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -45,11 +47,12 @@ def steps(rows: int, dtype: torch.dtype) -> list[EagerStep]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("scale", [1.0, 0.25])
-@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("kind", ["rms", "rms by floats", "layer"])
 def test_a_sum_waits_for_the_norm_behind_it(
     dtype: torch.dtype, rows: int, scale: float, kind: str
 ) -> None:
-    norm = Norm(torch.randn(96).to(dtype), 1e-5, "rms" if kind == "rms" else "layer")
+    weight = torch.randn(96).to(torch.float32 if kind == "rms by floats" else dtype)
+    norm = Norm(weight, 1e-5, "layer" if kind == "layer" else "rms")
     x, *deltas = torch.randn(3, rows, 96).to(dtype)
     streams = []
     for step in steps(rows, dtype):
@@ -87,3 +90,14 @@ def test_many_rows_are_for_torch_and_its_threads() -> None:
     for rows, kind in ((MOST_ROWS, CompiledStep), (MOST_ROWS + 1, EagerStep)):
         tokens = torch.zeros(rows, dtype=torch.int64)
         assert type(CompiledSteps()(tokens, Kept(rows), tables, ALONE)) is kind
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_heads_have_the_norms_that_they_have_in_torch(weights: torch.dtype, rows: int) -> None:
+    torch.manual_seed(1)
+    q_norm, k_norm = (Norm(torch.randn(WIDTH).to(weights), 1e-5) for _ in range(2))
+    attention = replace(ATTENTION, q_norm=q_norm, k_norm=k_norm)
+    qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
+    theirs, ours = (step.attend(qkv.clone(), attention) for step in steps(rows, torch.bfloat16))
+    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
