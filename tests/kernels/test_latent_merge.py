@@ -35,7 +35,7 @@ def test_rows_that_were_cut_become_one(
     places: dict[int, list[int]] = {row: [] for row in range(num_rows)}
     for item in work.items[: int(work.num_items)].tolist():
         places[item[ROW.value]].append(item[FIRST.value] + item[CHUNK.value])
-    work.partial_IKGD.normal_()
+    work.partial_IKMD.normal_()
     tops_IH, sums_IH = (part[:, 0] for part in work.partial_stats)
     tops_IH.normal_()
     sums_IH.uniform_(1.0, 9.0)
@@ -48,6 +48,6 @@ def test_rows_that_were_cut_become_one(
             assert out_THR[row].isnan().all()
             continue
         share_SH = torch.exp2(tops_IH[chunks].double())
-        mixed_HR = (share_SH[:, :, None] * work.partial_IKGD[chunks, 0].double()).sum(0)
+        mixed_HR = (share_SH[:, :, None] * work.partial_IKMD[chunks, 0].double()).sum(0)
         expected_HR = mixed_HR / (share_SH * sums_IH[chunks].double()).sum(0)[:, None]
         torch.testing.assert_close(out_THR[row].double(), expected_HR, rtol=1e-5, atol=1e-6)

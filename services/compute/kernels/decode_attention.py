@@ -1,11 +1,13 @@
 """Paged attention for one query a row: split over the context as decode_plan's list says.
 
-All query heads of a kv head share a tile, so that keys and values are read once. A row among
-others of its length is one item and is written at once; a long one is several, and whichever of
-them finishes last merges all (the split-KV scheme of Flash-Decoding, with the merge of stream-K).
+All query heads of a kv head share a tile, and rows of one slot with drafts do, so that keys and
+values are read once. A row among others of its length is one item and is written at once; a long
+one is several, and whichever of them finishes last merges all (the split-KV scheme of
+Flash-Decoding, with the merge of stream-K).
 
 Shape legend: T tokens, R rows, I items, N positions of a tile, H query heads, K kv heads, G query
-heads of a kv head, D head width, P positions of a page, S chunks merged at once.
+heads of a kv head, M queries of an item by its rows and their heads, D head width, P positions of a
+page, S chunks merged at once.
 """
 
 from __future__ import annotations
@@ -14,8 +16,15 @@ import torch
 import triton
 import triton.language as tl
 
-from services.compute.kernels.decode_plan import DecodeTiling, DecodeWork, load_item, padded
-from services.compute.kernels.entry_attention import attend_entries
+from services.compute.kernels.decode_plan import (
+    ITEM_WORDS,
+    NUM_ROWS,
+    DecodeTiling,
+    DecodeWork,
+    load_item,
+    padded,
+)
+from services.compute.kernels.entry_attention import attend_entries, only_seen
 from services.compute.kernels.first_seen import step_begin, window_and_step
 from services.compute.kernels.kv_entries import Codes
 from services.compute.kernels.kv_format import LayerPages
@@ -38,6 +47,11 @@ MAX_MERGE_CHUNKS = 64
 MIN_ENTRIES = 32
 """Of a padded head: half of them are words, of which tensor cores take 16 at least."""
 
+MOST_REGISTERS = 200
+"""Of each of 64 threads where rows may be together, with which five programs fit a multiprocessor,
+as do those of rows alone. Fewer are slower: with 168, which six have, 64 rows of 420 took 35.2 µs
+instead of 31.5."""
+
 EARLY_WIDTH = 129
 """From heads of this width on, the attention of one row lets the next kernel start with it: it
 waits for memory more than it reads, and the products behind it ask for their weights meanwhile."""
@@ -45,23 +59,23 @@ waits for memory more than it reads, and the products behind it ask for their we
 
 @triton.jit
 def _attend(
-    q_row, keys, pages, page_N, start, end, scale_log2, cap_log2, PAGE_STRIDE: tl.constexpr,
-    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BLOCK_G: tl.constexpr,
+    q_M, real_M, keys, pages, page_N, start, end, seen, scale_log2, cap_log2,
+    PAGE_STRIDE: tl.constexpr, K: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Of one head's queries: the greatest scores, the weights' sums by column, and the mix."""
-    g_G = tl.arange(0, BLOCK_G)
+    """Of these queries: the greatest scores, the weights' sums by column, and the mix."""
+    BLOCK_M: tl.constexpr = q_M.shape[0]
     d_D = tl.arange(0, BLOCK_D)
     n_N = tl.arange(0, BLOCK_N)
-    mask_GD = (g_G[:, None] < G) & (d_D[None, :] < D)
-    q_GD = tl.load(q_row + g_G[:, None] * D + d_D[None, :], mask=mask_GD, other=0.0)
-    dtype: tl.constexpr = q_row.dtype.element_ty
+    mask_MD = real_M[:, None] & (d_D[None, :] < D)
+    q_MD = tl.load(q_M[:, None] + d_D[None, :], mask=mask_MD, other=0.0)
+    dtype: tl.constexpr = q_M.dtype.element_ty
     if WIDEN:
-        q_GD = q_GD.to(tl.float32)
-    top_G = tl.full([BLOCK_G], float("-inf"), tl.float32)
+        q_MD = q_MD.to(tl.float32)
+    top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     # Sums stay apart by column until the end: one reduction across warps less in each turn.
-    sum_GN = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
-    mix_GD = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    mix_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for position in range(start, end, BLOCK_N):
         position_N = position + n_N
         # What lies beyond the context may be another sequence's NaN: it is not even loaded.
@@ -74,21 +88,140 @@ def _attend(
         if WIDEN:
             k_ND = k_ND.to(tl.float32)
             v_ND = v_ND.to(tl.float32)
-        score_GN = tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee") * scale_log2
+        score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale_log2
         if cap_log2 is not None:
-            score_GN = capped(score_GN, cap_log2)
-        score_GN = tl.where(real_N[None, :], score_GN, float("-inf"))
-        new_top_G = tl.maximum(top_G, tl.max(score_GN, axis=1))
-        weight_GN = tl.exp2(score_GN - new_top_G[:, None])
-        fade_G = tl.exp2(top_G - new_top_G)
-        sum_GN = sum_GN * fade_G[:, None] + weight_GN
-        mix_GD = mix_GD * fade_G[:, None]
-        weight_GN = weight_GN.to(dtype).to(v_ND.dtype)
-        mix_GD = tl.dot(weight_GN, v_ND, acc=mix_GD, input_precision="ieee")
-        top_G = new_top_G
+            score_MN = capped(score_MN, cap_log2)
+        score_MN = only_seen(score_MN, position_N, real_N, seen)
+        new_top_M = tl.maximum(top_M, tl.max(score_MN, axis=1))
+        weight_MN = tl.exp2(score_MN - new_top_M[:, None])
+        fade_M = tl.exp2(top_M - new_top_M)
+        sum_MN = sum_MN * fade_M[:, None] + weight_MN
+        mix_MD = mix_MD * fade_M[:, None]
+        weight_MN = weight_MN.to(dtype).to(v_ND.dtype)
+        mix_MD = tl.dot(weight_MN, v_ND, acc=mix_MD, input_precision="ieee")
+        top_M = new_top_M
         next_N = position_N + BLOCK_N
         page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
-    return top_G, sum_GN, mix_GD
+    return top_M, sum_MN, mix_MD
+
+
+@triton.jit
+def _merge(
+    partial, partial_stats, sinks, out, out_row, begins, count, head, MAX_ITEMS: tl.constexpr,
+    K: tl.constexpr, G: tl.constexpr, QUERIES: tl.constexpr, D: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Write what the chunks of a row have left, `count` from `begins` on."""
+    g_G = tl.arange(0, BLOCK_G)
+    s_S = tl.arange(0, BLOCK_S)
+    d_D = tl.arange(0, BLOCK_D)
+    top_G = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    sum_G = tl.zeros([BLOCK_G], tl.float32)
+    mix_GD = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for begin in range(0, count, BLOCK_S):
+        s_ok = begin + s_S < count
+        stat_SG = ((begins + begin + s_S)[:, None] * K + head) * QUERIES + g_G[None, :]
+        mask_SG = s_ok[:, None] & (g_G[None, :] < G)
+        # Read past the first-level cache, which knows nothing of other programs' writes.
+        top_SG = tl.load(partial_stats + stat_SG, mask=mask_SG, other=0.0, cache_modifier=".cg")
+        sum_SG = tl.load(
+            partial_stats + MAX_ITEMS * K * QUERIES + stat_SG,
+            mask=mask_SG,
+            other=1.0,
+            cache_modifier=".cg",
+        )
+        mix_SGD = tl.load(
+            partial + stat_SG.to(tl.int64)[:, :, None] * D + d_D[None, None, :],
+            mask=mask_SG[:, :, None] & (d_D[None, None, :] < D),
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        top_SG = tl.where(s_ok[:, None], top_SG, float("-inf"))
+        new_top_G = tl.maximum(top_G, tl.max(top_SG, axis=0))
+        weight_SG = tl.exp2(top_SG - new_top_G[None, :])
+        fade_G = tl.exp2(top_G - new_top_G)
+        sum_G = sum_G * fade_G + tl.sum(sum_SG * weight_SG, axis=0)
+        mix_GD = mix_GD * fade_G[:, None] + tl.sum(mix_SGD * weight_SG[:, :, None], axis=0)
+        top_G = new_top_G
+    if sinks is not None:
+        sink_G = tl.load(sinks + head * G + g_G, mask=g_G < G, other=0.0)
+        sum_G += sink_weight(sink_G, top_G)
+    result_GD = mix_GD / sum_G[:, None]
+    offset_GD = (head * G + g_G)[:, None] * D + d_D[None, :]
+    mask_GD = (g_G[:, None] < G) & (d_D[None, :] < D)
+    tl.store(out_row + offset_GD, result_GD.to(out.dtype.element_ty), mask=mask_GD)
+
+
+@triton.jit
+def _answer(
+    q, kv_pages, kv_scales, pages, page_N, start, end, partial, partial_stats, arrivals, sinks,
+    out, scale_log2, cap_log2, window, row, rows, length, chunk, first, first_chunk, num_chunks,
+    STEP: tl.constexpr, Q_ROW: tl.constexpr, OUT_ROW: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr, ENTRY: tl.constexpr, ASM: tl.constexpr, MAX_ITEMS: tl.constexpr,
+    K: tl.constexpr, G: tl.constexpr, TOGETHER: tl.constexpr, QUERIES: tl.constexpr,
+    D: tl.constexpr, P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, MERGE_G: tl.constexpr, MERGE_S: tl.constexpr, WIDEN: tl.constexpr,
+    LAUNCH: tl.constexpr,
+):  # fmt: skip
+    """Attend to an item's chunk for its rows, of which there are TOGETHER at most."""
+    head = tl.program_id(0)
+    m_M = tl.arange(0, BLOCK_M)
+    d_D = tl.arange(0, BLOCK_D)
+    real_M = m_M < rows * G
+    mask_MD = real_M[:, None] & (d_D[None, :] < D)
+    head_M = (head * G + m_M % G) * D
+    seen = None
+    if TOGETHER > 1:  # each row sees a position more than the one before it
+        length_M = tl.minimum(length - rows + 1 + m_M // G, length)
+        begin_M = step_begin(length_M - 1, STEP) + 1
+        seen = (tl.where(window > 0, begin_M - window, 0), length_M)
+    if sinks is not None:
+        sink_M = tl.load(sinks + head * G + m_M % G, mask=m_M < TOGETHER * G, other=0.0)
+    # entries are taken by words of two
+    keys = kv_pages + head * (P * D if ENTRY is None else P * D // 2)
+    arrival = arrivals + row * K + head
+    # Into the L2 cache, which a layer's weights have emptied, for the end.
+    tl.load(arrival, mask=num_chunks > 1, other=0, volatile=True)
+    q_M = q + row.to(tl.int64) * Q_ROW + (m_M // G) * Q_ROW + head_M
+    if ENTRY is None:
+        top_M, sum_MN, mix_MD = _attend(
+            q_M, real_M, keys, pages, page_N, start, end, seen, scale_log2, cap_log2,
+            PAGE_STRIDE, K, D, P, BLOCK_D, BLOCK_N, WIDEN,
+        )  # fmt: skip
+    else:
+        top_M, sum_MN, mix_MD = attend_entries(
+            q_M, real_M, keys, kv_scales + head * P, pages, page_N, start, end, seen, scale_log2,
+            cap_log2, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, K, D, P, BLOCK_D, BLOCK_N, WIDEN,
+        )  # fmt: skip
+    if LAUNCH:
+        tl.extra.cuda.gdc_launch_dependents()
+    sum_M = tl.sum(sum_MN, axis=1)
+
+    q_out = out + row.to(tl.int64) * OUT_ROW
+    if num_chunks == 1:
+        if sinks is not None:
+            sum_M += sink_weight(sink_M, top_M)
+        result_MD = mix_MD / sum_M[:, None]
+        out_M = q_out + (m_M // G) * OUT_ROW + head_M
+        result_MD = result_MD.to(out.dtype.element_ty)
+        tl.store(out_M[:, None] + d_D[None, :], result_MD, mask=mask_MD)
+    else:
+        stat_M = ((first + chunk) * K + head) * QUERIES + m_M
+        tl.store(partial + stat_M.to(tl.int64)[:, None] * D + d_D[None, :], mix_MD, mask=mask_MD)
+        tl.store(partial_stats + stat_M, top_M, mask=real_M)
+        tl.store(partial_stats + MAX_ITEMS * K * QUERIES + stat_M, sum_M, mask=real_M)
+        # All threads' partial results are written before the one thread that says so releases
+        # them; the one that finds itself last acquires everybody's.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
+        if arrived == num_chunks - 1:
+            tl.store(arrival, 0)
+            for number in range(rows):
+                _merge(
+                    partial + number * G * D, partial_stats + number * G, sinks, out,
+                    q_out + number * OUT_ROW, first + first_chunk, num_chunks, head,
+                    MAX_ITEMS, K, G, QUERIES, D, MERGE_G, BLOCK_D, MERGE_S,
+                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -99,8 +232,8 @@ def _decode_kernel(
     page_table,
     items,
     num_items,
-    partial,  # [I, K, G, D]
-    partial_stats,  # [2, I, K, G]
+    partial,  # [I, K, M, D]
+    partial_stats,  # [2, I, K, M]
     arrivals,  # [R, K]
     sinks,  # or None
     out,
@@ -118,9 +251,11 @@ def _decode_kernel(
     MAX_ITEMS: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
+    TOGETHER: tl.constexpr,
     D: tl.constexpr,
     P: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MERGE_G: tl.constexpr,
@@ -131,116 +266,47 @@ def _decode_kernel(
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    head = tl.program_id(0)  # fastest: all heads of a page are read at about the same time
-    item = tl.program_id(1)
-    if sinks is not None:
-        sinks_G = head * G + tl.arange(0, BLOCK_G)
-        sink_G = tl.load(sinks + sinks_G, mask=sinks_G < (head + 1) * G, other=0.0, volatile=True)
+    QUERIES: tl.constexpr = TOGETHER * G
+    LAUNCH: tl.constexpr = PDL and not EARLY
+    item = tl.program_id(1)  # heads are fastest: all of a page are read at about the same time
     count = tl.load(num_items, volatile=True)
     row, slot, chunk, size, length, first = load_item(items, item)
+    rows = 1
+    if TOGETHER > 1:
+        rows = tl.load(items + item * ITEM_WORDS + NUM_ROWS, volatile=True)
     size = tl.maximum(size, 1)  # 0 in what was never an item
-    begin = step_begin(length - 1, STEP) + 1
-    seen_from = tl.where(window > 0, tl.maximum(begin - window, 0), 0)
+    begin = step_begin(length - rows, STEP) + 1
+    seen_from = tl.where(window > 0, tl.maximum(begin - window, 0), 0)  # by the first row
     first_chunk = seen_from // size  # those before are out of the span
     is_real = (item < count) & (chunk >= first_chunk)
     num_chunks = (length - 1) // size - first_chunk + 1
     start = tl.maximum(chunk * size, seen_from)
     end = tl.where(is_real, tl.minimum((chunk + 1) * size, length), 0)
 
-    g_G = tl.arange(0, BLOCK_G)
-    d_D = tl.arange(0, BLOCK_D)
-    mask_GD = (g_G[:, None] < G) & (d_D[None, :] < D)
-    offset_GD = (head * G + g_G)[:, None] * D + d_D[None, :]
-    pages = page_table + slot.to(tl.int64) * TABLE_ROW
-    # entries are taken by words of two
-    keys = kv_pages + head * (P * D if ENTRY is None else P * D // 2)
-
     # Page ids are one tile ahead, in registers: were they loaded where they are used, Triton would
     # give half of its pipeline's depth to them. Queries come after them: nothing waits twice.
+    pages = page_table + slot.to(tl.int64) * TABLE_ROW
     first_N = start + tl.arange(0, BLOCK_N)
     page_N = tl.load(pages + first_N // P, mask=first_N < end, other=0)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if not is_real:
         return
-    arrival = arrivals + row * K + head
-    # Into the L2 cache, which a layer's weights have emptied, for the end.
-    tl.load(arrival, mask=num_chunks > 1, other=0, volatile=True)
-    q_row = q + row.to(tl.int64) * Q_ROW + head * G * D
-    if ENTRY is None:
-        top_G, sum_GN, mix_GD = _attend(
-            q_row, keys, pages, page_N, start, end, scale_log2, cap_log2,
-            PAGE_STRIDE, K, G, D, P, BLOCK_G, BLOCK_D, BLOCK_N, WIDEN,
+    if TOGETHER == 1 or rows == 1:
+        _answer(
+            q, kv_pages, kv_scales, pages, page_N, start, end, partial, partial_stats, arrivals,
+            sinks, out, scale_log2, cap_log2, window, row, 1, length, chunk, first, first_chunk,
+            num_chunks, STEP, Q_ROW, OUT_ROW, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, MAX_ITEMS,
+            K, G, 1, QUERIES, D, P, BLOCK_G, BLOCK_D, BLOCK_N, MERGE_G, MERGE_S, WIDEN, LAUNCH,
         )  # fmt: skip
     else:
-        top_G, sum_GN, mix_GD = attend_entries(
-            q_row, keys, kv_scales + head * P, pages, page_N, start, end, scale_log2, cap_log2,
-            PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, K, G, D, P, BLOCK_G, BLOCK_D, BLOCK_N, WIDEN,
+        _answer(
+            q, kv_pages, kv_scales, pages, page_N, start, end, partial, partial_stats, arrivals,
+            sinks, out, scale_log2, cap_log2, window, row, rows, length, chunk, first, first_chunk,
+            num_chunks, STEP, Q_ROW, OUT_ROW, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, MAX_ITEMS,
+            K, G, TOGETHER, QUERIES, D, P, BLOCK_M, BLOCK_D, BLOCK_N, MERGE_G, MERGE_S, WIDEN,
+            LAUNCH,
         )  # fmt: skip
-    if PDL and not EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-    sum_G = tl.sum(sum_GN, axis=1)
-
-    out_row = out + row.to(tl.int64) * OUT_ROW
-    if num_chunks == 1:
-        if sinks is not None:
-            sum_G += sink_weight(sink_G, top_G)
-        result_GD = mix_GD / sum_G[:, None]
-        tl.store(out_row + offset_GD, result_GD.to(out.dtype.element_ty), mask=mask_GD)
-    else:
-        stat_G = ((first + chunk) * K + head) * G + g_G
-        tl.store(partial + stat_G.to(tl.int64)[:, None] * D + d_D[None, :], mix_GD, mask=mask_GD)
-        tl.store(partial_stats + stat_G, top_G, mask=g_G < G)
-        tl.store(partial_stats + MAX_ITEMS * K * G + stat_G, sum_G, mask=g_G < G)
-        # All threads' partial results are written before the one thread that says so releases
-        # them; the one that finds itself last acquires everybody's.
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
-        if arrived == num_chunks - 1:
-            tl.store(arrival, 0)
-            m_G = tl.arange(0, MERGE_G)
-            s_S = tl.arange(0, MERGE_S)
-            top_M = tl.full([MERGE_G], float("-inf"), tl.float32)
-            sum_M = tl.zeros([MERGE_G], tl.float32)
-            mix_MD = tl.zeros([MERGE_G, BLOCK_D], tl.float32)
-            for begin in range(0, num_chunks, MERGE_S):
-                s_ok = begin + s_S < num_chunks
-                place_S = first + first_chunk + begin + s_S
-                stat_SM = (place_S[:, None] * K + head) * G + m_G[None, :]
-                mask_SM = s_ok[:, None] & (m_G[None, :] < G)
-                # Read past the first-level cache, which knows nothing of other programs' writes.
-                top_SM = tl.load(
-                    partial_stats + stat_SM, mask=mask_SM, other=0.0, cache_modifier=".cg"
-                )
-                sum_SM = tl.load(
-                    partial_stats + MAX_ITEMS * K * G + stat_SM,
-                    mask=mask_SM,
-                    other=1.0,
-                    cache_modifier=".cg",
-                )
-                mix_SMD = tl.load(
-                    partial + stat_SM.to(tl.int64)[:, :, None] * D + d_D[None, None, :],
-                    mask=mask_SM[:, :, None] & (d_D[None, None, :] < D),
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-                top_SM = tl.where(s_ok[:, None], top_SM, float("-inf"))
-                new_top_M = tl.maximum(top_M, tl.max(top_SM, axis=0))
-                weight_SM = tl.exp2(top_SM - new_top_M[None, :])
-                fade_M = tl.exp2(top_M - new_top_M)
-                sum_M = sum_M * fade_M + tl.sum(sum_SM * weight_SM, axis=0)
-                mix_MD = mix_MD * fade_M[:, None] + tl.sum(mix_SMD * weight_SM[:, :, None], axis=0)
-                top_M = new_top_M
-            if sinks is not None:
-                sink_M = tl.load(sinks + head * G + m_G, mask=m_G < G, other=0.0)
-                sum_M += sink_weight(sink_M, top_M)
-            result_MD = mix_MD / sum_M[:, None]
-            offset_MD = (head * G + m_G)[:, None] * D + d_D[None, :]
-            tl.store(
-                out_row + offset_MD,
-                result_MD.to(out.dtype.element_ty),
-                mask=(m_G[:, None] < G) & (d_D[None, :] < D),
-            )
 
 
 def decode_attention(
@@ -252,8 +318,9 @@ def decode_attention(
 ) -> None:
     """Attention of the step's decode rows, which `plan_decode` has put into `work`.
 
-    Rows that are no decode rows are neither read nor written. A row's result depends on itself and
-    on the length of its chunks. Pages wholly before the span are not read, nor is where they are.
+    Rows that are no decode rows are neither read nor written. A row's result depends on itself, on
+    the length of its chunks and, in its last bits, on the rows that are one item with it.
+    Pages wholly before the span are not read, nor is where they are.
 
     With pdl the plan and the page table are read above the wait: the launch before must be that of
     rotate_and_store, which lets this one start when all before it has ended.
@@ -268,7 +335,8 @@ def decode_attention(
     # what is multiplied as float32 takes registers as float32 does
     is_wide = q_THD.dtype == torch.float32
     element_bytes = q_THD.element_size() if is_wide else kv_pages.element_size()
-    tiling = work.tiling or DecodeTiling.of(head_dim, element_bytes, group)
+    queries = work.rows_together * group
+    tiling = work.tiling or DecodeTiling.of(head_dim, element_bytes, queries)
     scale_log2, cap_log2 = score_scale(scale, softcap)
     window, step = window_and_step(span)
     block_dim = padded(head_dim) if codes.entry is None else padded(max(head_dim, MIN_ENTRIES))
@@ -283,7 +351,7 @@ def decode_attention(
         page_table_NL,
         work.items,
         work.num_items,
-        work.partial_IKGD,
+        work.partial_IKMD,
         work.partial_stats,
         work.arrivals_RK,
         sinks_H,
@@ -302,9 +370,11 @@ def decode_attention(
         MAX_ITEMS=work.items.shape[0],
         K=kv_heads,
         G=group,
+        TOGETHER=work.rows_together,
         D=head_dim,
         P=page_tokens,
         BLOCK_G=padded(group),
+        BLOCK_M=padded(queries),
         BLOCK_D=block_dim,
         BLOCK_N=tiling.block_tokens,
         MERGE_G=merge_group,
@@ -312,6 +382,7 @@ def decode_attention(
         WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
+        maxnreg=MOST_REGISTERS if work.rows_together > 1 and tiling.num_warps == 2 else None,
         EARLY=early and launch["PDL"],
         **launch,
     )

@@ -1,9 +1,12 @@
 """How a step's decode attention is divided: a list of items, made on the device once a step.
 
 A row's context is cut into chunks; an item is one chunk of one row, and a program of
-decode_attention takes one item for one kv head.
+decode_attention takes one item for one kv head. Rows of one slot that follow one another, as those
+of its drafts do, are one item where they fit in its tile: they see the same context, which is read
+once for all of them.
 
-Shape legend: I items, R rows, C size classes, K kv heads, G query heads of a kv head, D head width.
+Shape legend: I items, R rows, C size classes, K kv heads, G query heads of a kv head, M queries of
+an item by its rows and their heads, D head width.
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ from services.compute.kernels.span import FULL, AttentionSpan
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 
 ITEM_WORDS = tl.constexpr(8)
-ROW, SLOT, CHUNK, SIZE, LENGTH, FIRST = map(tl.constexpr, range(6))
-"""Words of an item: its row, the row's slot, the chunk's number in the row, the positions of a
-chunk, the row's context length, the place of its chunk 0 among the partial results (which has
-none, and its place may be below 0, where a window hides it)."""
+ROW, SLOT, CHUNK, SIZE, LENGTH, FIRST, NUM_ROWS = map(tl.constexpr, range(7))
+"""Words of an item: its first row, the row's slot, the chunk's number in the row, the positions of
+a chunk, the context length of its last row, the place of its chunk 0 among the partial results
+(which has none, and its place may be below 0, where a window hides it), and how many rows it is of,
+each a position longer than the one before."""
+
+TILE_QUERIES = 16
+"""Of an item: what tensor cores multiply at least, so that rows beside one another cost nothing."""
 
 MIN_CHUNK = 64
 """A chunk's positions at least: a tile or two of the kernel, below which merging costs more than it
@@ -86,15 +93,16 @@ class DecodeWork:
 
     items: Tensor  # int32 [I, ITEM_WORDS], the long ones first
     num_items: Tensor  # int32 [1]
-    scratch: Tensor  # int32 [2, R padded to a power of two], the plan's own
-    partial_IKGD: Tensor  # float32, weighted values of a chunk, not divided by its sum
-    partial_stats: Tensor  # float32 [2, I, K, G], a chunk's greatest score (base 2) and its sum
+    scratch: Tensor  # int32 [3, R padded to a power of two], the plan's own
+    partial_IKMD: Tensor  # float32, weighted values of a chunk, not divided by its sum
+    partial_stats: Tensor  # float32 [2, I, K, M], a chunk's greatest score (base 2) and its sum
     arrivals_RK: Tensor  # int32, chunks of a row and head that are done; zero between launches
     max_rows: int
     extra_items: int  # that a step may have beyond one for each row, if its chunks are short
     one_wave: bool  # chunks are no shorter than these items' equal shares of all positions
     min_chunk: int
     tiling: DecodeTiling | None
+    rows_together: int  # of a slot, at most, that are one item
     span: AttentionSpan = FULL  # of the layers that this is planned for
 
     @staticmethod
@@ -109,6 +117,7 @@ class DecodeWork:
         one_wave: bool = False,
         min_chunk: int = MIN_CHUNK,
         tiling: DecodeTiling | None = None,
+        rows_together: int = 1,
     ) -> DecodeWork:
         """Buffers for up to max_rows rows of any length, whose chunks share the items.
 
@@ -117,6 +126,7 @@ class DecodeWork:
         """
         extra_items = -(-extra_programs // num_kv_heads)
         items = max_rows + (1 if one_wave else int(LONG_SHARE.value)) * extra_items
+        queries = rows_together * group
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -124,15 +134,16 @@ class DecodeWork:
         return DecodeWork(
             items=zeros(items, ITEM_WORDS.value),
             num_items=zeros(1),
-            scratch=zeros(2, padded(max_rows)),
-            partial_IKGD=zeros(items, num_kv_heads, group, head_dim, dtype=torch.float32),
-            partial_stats=zeros(2, items, num_kv_heads, group, dtype=torch.float32),
+            scratch=zeros(3, padded(max_rows)),
+            partial_IKMD=zeros(items, num_kv_heads, queries, head_dim, dtype=torch.float32),
+            partial_stats=zeros(2, items, num_kv_heads, queries, dtype=torch.float32),
             arrivals_RK=zeros(max_rows, num_kv_heads),
             max_rows=max_rows,
             extra_items=extra_items,
             one_wave=one_wave,
             min_chunk=min_chunk,
             tiling=tiling,
+            rows_together=rows_together,
         )
 
     def for_span(self, span: AttentionSpan) -> DecodeWork:
@@ -147,6 +158,11 @@ class DecodeWork:
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
         return num_rows + len(self.items) - self.max_rows
+
+
+def rows_together(group: int, max_drafts: int) -> int:
+    """Of a slot with so many drafts at most, that are one item where heads share keys so."""
+    return max(1, min(TILE_QUERIES // group, 1 + max_drafts))
 
 
 def padded(size: int) -> int:
@@ -177,7 +193,7 @@ def load_item(items, item):
 
 
 @triton.jit
-def _store_items(items, place, row, slot, chunk, size, length, first, mask):
+def _store_items(items, place, row, slot, chunk, size, length, first, num_rows, mask):
     item = items + place * ITEM_WORDS
     tl.store(item + ROW, row, mask=mask)
     tl.store(item + SLOT, slot, mask=mask)
@@ -185,6 +201,7 @@ def _store_items(items, place, row, slot, chunk, size, length, first, mask):
     tl.store(item + SIZE, size, mask=mask)
     tl.store(item + LENGTH, length, mask=mask)
     tl.store(item + FIRST, first, mask=mask)
+    tl.store(item + NUM_ROWS, num_rows, mask=mask)
 
 
 @triton.jit
@@ -197,6 +214,26 @@ def _first_seen(length, window, STEP: tl.constexpr):
 
 
 @triton.jit
+def _rows_of_items(slot_R, number_R, row_R, num_decode_rows, inputs, TOGETHER: tl.constexpr):
+    """Of how many rows an item is that begins with this one; 0 if another one's has it."""
+    inside_R = row_R < num_decode_rows
+    behind_R = inside_R & (row_R > 0) & (number_R % TOGETHER != 0)
+    slot_before_R = tl.load(inputs.row_slot_R + row_R - 1, mask=behind_R, other=-1)
+    number_before_R = tl.load(inputs.row_number_R + row_R - 1, mask=behind_R, other=-1)
+    follows_R = behind_R & (slot_before_R == slot_R) & (number_before_R + 1 == number_R)
+    num_rows_R = (inside_R & ~follows_R).to(tl.int32)
+    goes_on_R = num_rows_R > 0
+    for ahead in tl.static_range(1, TOGETHER):
+        goes_on_R = goes_on_R & (row_R + ahead < num_decode_rows)
+        goes_on_R = goes_on_R & ((number_R + ahead) % TOGETHER != 0)
+        slot_ahead_R = tl.load(inputs.row_slot_R + row_R + ahead, mask=goes_on_R, other=-1)
+        number_ahead_R = tl.load(inputs.row_number_R + row_R + ahead, mask=goes_on_R, other=-1)
+        goes_on_R = goes_on_R & (slot_ahead_R == slot_R) & (number_ahead_R == number_R + ahead)
+        num_rows_R += goes_on_R.to(tl.int32)
+    return num_rows_R
+
+
+@triton.jit
 def _num_chunks(last_R, from_R, size):
     """Of all rows; a row without positions ends at -1."""
     return tl.sum((last_R + size) // size - from_R // size)
@@ -204,17 +241,16 @@ def _num_chunks(last_R, from_R, size):
 
 @triton.jit(do_not_specialize=["num_rows", "extra_items", "window"])
 def _plan_kernel(
-    counts,
-    q_start_R,
-    row_slot_R,
+    inputs,
     items,
     num_items,
-    scratch,  # [2, BLOCK_R]
+    scratch,  # [3, BLOCK_R]
     num_rows,
     extra_items,
     window,  # or None
     STEP: tl.constexpr,
     ONE_WAVE: tl.constexpr,
+    TOGETHER: tl.constexpr,
     MIN_SIZE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     LOG2_BLOCK_R: tl.constexpr,
@@ -226,17 +262,23 @@ def _plan_kernel(
     row_R = tl.arange(0, BLOCK_R)
     # Rows of the bucket are asked for together with the number of those that are real.
     inside_R = row_R < num_rows
-    last_R = tl.load(q_start_R + row_R, mask=inside_R, other=-1)
-    slot_R = tl.load(row_slot_R + row_R, mask=inside_R, other=0)
-    num_decode_rows = tl.minimum(tl.load(counts + _NUM_DECODE_ROWS), num_rows)
-    real_R = row_R < num_decode_rows
-    last_R = tl.where(real_R, last_R, -1)  # a row that is none has no chunk
+    last_R = tl.load(inputs.q_start_R + row_R, mask=inside_R, other=-1)
+    slot_R = tl.load(inputs.row_slot_R + row_R, mask=inside_R, other=0)
+    number_R = row_R * 0
+    if TOGETHER > 1:
+        number_R = tl.load(inputs.row_number_R + row_R, mask=inside_R, other=0)
+    num_decode_rows = tl.minimum(tl.load(inputs.counts + _NUM_DECODE_ROWS), num_rows)
+    num_rows_R = _rows_of_items(slot_R, number_R, row_R, num_decode_rows, inputs, TOGETHER)
+    begins_R = num_rows_R > 0
+    more_R = tl.where(begins_R, num_rows_R - 1, 0)
+    num_decode_rows = tl.sum(begins_R.to(tl.int32))
+    last_R = tl.where(begins_R, last_R + more_R, -1)  # a row that is none has no chunk
     if PDL:
         tl.extra.cuda.gdc_wait()
 
     # The step's own rows count, not the bucket's: one for many rows would be cut too finely.
     item_limit = num_decode_rows + extra_items
-    from_R = _first_seen(last_R + 1, window, STEP)
+    from_R = _first_seen(last_R + 1 - more_R, window, STEP)
     num_positions = tl.sum(last_R + 1 - from_R)
     num_shares = item_limit
     if ONE_WAVE:
@@ -275,15 +317,18 @@ def _plan_kernel(
         rest_R = tl.minimum(rest_R, last_R - step_begin(last_R, STEP) + window - 1)
     class_R = _SIZE_CLASSES - 1 - (rest_R * _SIZE_CLASSES) // size
     class_C = tl.arange(0, _SIZE_CLASSES)
-    is_RC = ((class_R[:, None] == class_C[None, :]) & real_R[:, None]).to(tl.int32)
+    is_RC = ((class_R[:, None] == class_C[None, :]) & begins_R[:, None]).to(tl.int32)
     of_class_C = tl.sum(is_RC, axis=0)
     before_C = tl.cumsum(of_class_C, 0) - of_class_C
     place_RC = tl.cumsum(is_RC, 0) - is_RC + before_C[None, :]
     place_R = num_full + tl.sum(is_RC * place_RC, axis=1)
-    _store_items(items, place_R, row_R, slot_R, last_chunk_R, size, last_R + 1, first_R, real_R)
+    _store_items(
+        items, place_R, row_R, slot_R, last_chunk_R, size, last_R + 1, first_R, num_rows_R, begins_R
+    )
 
     tl.store(scratch + row_R, first_full_R)
     tl.store(scratch + BLOCK_R + row_R, first_R)
+    tl.store(scratch + 2 * BLOCK_R + row_R, more_R)
     tl.debug_barrier()
     for begin in range(0, num_full, BLOCK_I):
         place_I = begin + tl.arange(0, BLOCK_I)
@@ -294,10 +339,14 @@ def _plan_kernel(
             row_I = tl.where(tl.load(scratch + probe_I) <= place_I, probe_I, row_I)
         chunk_I = place_I - tl.load(scratch + row_I)
         first_I = tl.load(scratch + BLOCK_R + row_I)
-        slot_I = tl.load(row_slot_R + row_I, mask=mask_I, other=0)
-        length_I = tl.load(q_start_R + row_I, mask=mask_I, other=0) + 1
+        more_I = tl.load(scratch + 2 * BLOCK_R + row_I)
+        slot_I = tl.load(inputs.row_slot_R + row_I, mask=mask_I, other=0)
+        length_I = tl.load(inputs.q_start_R + row_I, mask=mask_I, other=0) + 1
         chunk_I += _first_seen(length_I, window, STEP) // size
-        _store_items(items, place_I, row_I, slot_I, chunk_I, size, length_I, first_I, mask_I)
+        length_I += more_I
+        _store_items(
+            items, place_I, row_I, slot_I, chunk_I, size, length_I, first_I, more_I + 1, mask_I
+        )
 
 
 def plan_decode(
@@ -313,9 +362,7 @@ def plan_decode(
     block_rows = work.scratch.shape[1]
     window, step = window_and_step(work.span)
     _plan_kernel[(1,)](
-        inputs.counts,
-        inputs.q_start_R,
-        inputs.row_slot_R,
+        inputs,
         work.items,
         work.num_items,
         work.scratch,
@@ -324,6 +371,7 @@ def plan_decode(
         window or None,
         STEP=step,
         ONE_WAVE=work.one_wave,
+        TOGETHER=work.rows_together,
         MIN_SIZE=chunk,
         BLOCK_R=block_rows,
         LOG2_BLOCK_R=block_rows.bit_length() - 1,

@@ -314,7 +314,7 @@ def hopper_latent_attention(
         page_table_NL,
         work.items,
         work.num_items,
-        work.partial_IKGD,
+        work.partial_IKMD,
         work.partial_stats,
         out_THR,
         scale * LOG2_E,

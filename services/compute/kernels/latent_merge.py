@@ -113,7 +113,7 @@ def merge_rows(call: AttentionCall, work: DecodeWork, num_rows: int, *, pdl: boo
     _merge_kernel[grid](
         work.scratch,
         work.num_items,
-        work.partial_IKGD,
+        work.partial_IKMD,
         work.partial_stats,
         out_THR,
         OUT_ROW=out_THR.stride(0),

@@ -30,6 +30,7 @@ class RunnerSpec:
     pooling: str = ""  # how a prompt becomes an embedding; empty for a model not made for it
     generates: bool = True  # False for a model without a head
     max_drafts: int = 0  # that it puts behind a token of a decode row
+    rows_together: int = 1  # of a token and its drafts, at most, that read their context once
     computes_drafts: bool = False  # a pass of a drafter for each of them
     num_stages: int = 1  # that each step passes, one after the other
 

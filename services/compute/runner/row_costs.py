@@ -49,7 +49,7 @@ def measure(runner: Runner, clock: Callable[[], float] = time.monotonic) -> Step
     sizes, step_s = [*found_s], [*found_s.values()]
     # What more rows take fewer do not exceed, whatever the noise.
     smoothed_s = np.minimum.accumulate(step_s[::-1])[::-1].tolist()
-    costs = StepCosts(tuple(sizes), tuple(smoothed_s))
+    costs = StepCosts(tuple(sizes), tuple(smoothed_s), rows_together=spec.rows_together)
     if spec.computes_drafts:
         costs = costs._replace(pass_s=_passes_s(spec, costs, least_s, lambda: clock() > until_s))
     num_rows, position = _longest(spec, sizes)

@@ -75,6 +75,7 @@ class DraftController:
         self._rates = PlaceRates(num_slots, max_drafts, first_rate, first_weight)
         self._max_drafts = max_drafts
         self._number_K = np.arange(1, max_drafts + 1)
+        self._reads_K = self._number_K % costs.rows_together == 0  # a context, once more
         self._hoped_K = HOPED_RATE**self._number_K
         self._found_N = np.zeros(num_slots, dtype=np.int32)
         self._num_rows = 1  # of the last step that was asked about
@@ -145,8 +146,9 @@ class DraftController:
         num_places = self._max_drafts
         survival_QK[self._number_K > most_Q[:, None]] = -1.0
         num_there = min(int(np.maximum(most_Q, 0).sum()), num_rows)
-        # Those first that give most for what they take; ties go to the rows before.
-        worth_QK = survival_QK / self._row_s(positions_Q)[:, None]
+        # Those first that give most for what they take; ties go to the rows before, and no draft
+        # comes before those that it needs.
+        worth_QK = np.minimum.accumulate(survival_QK / self._draft_s(positions_Q), axis=1)
         if self._costs.pass_s:  # shared by all rows: none has two before others have one
             worth_QK -= np.where(survival_QK > 0.0, self._number_K, num_places + 1) * APART
         order = np.argsort(-worth_QK, axis=None, kind="stable")[:num_there]
@@ -154,7 +156,7 @@ class DraftController:
         tokens = len(most_Q) + _summed(survival_QK.ravel()[order])
         step_s = self._costs.seconds(len(most_Q) + np.arange(len(tokens)))
         step_s += self._passes_s(order % num_places)
-        seen = positions_Q.sum() + _summed(positions_Q[rows])
+        seen = positions_Q.sum() + _summed(positions_Q[rows] * self._reads_K[order % num_places])
         step_s[0] += self._wait_s(drafts=False)
         step_s[1:] += self._wait_s(drafts=True)
         rates = tokens / (step_s + seen * self._costs.position_s)
@@ -183,13 +185,12 @@ class DraftController:
         passes_s: FloatArray = self._costs.pass_seconds(rows_K).sum(axis=1)
         return np.concatenate(([0.0], passes_s))
 
-    def _row_s(self, positions_Q: Int32Array) -> FloatArray:
-        """Roughly what one more row takes in a step of so many."""
+    def _draft_s(self, positions_Q: Int32Array) -> FloatArray:
+        """Roughly what one more row takes in a step of so many: [Q, K]."""
         step_s, larger_s = self._costs.seconds(len(positions_Q) + np.arange(2))
-        row_s: FloatArray = max(larger_s - step_s, LEAST_SHARE * step_s) + (
-            positions_Q * self._costs.position_s
-        )
-        return row_s
+        read_s = np.outer(positions_Q * self._costs.position_s, self._reads_K)
+        draft_s: FloatArray = max(larger_s - step_s, LEAST_SHARE * step_s) + read_s
+        return draft_s
 
     def seen(self, slots: Int32Array, offered: Int32Array, right: Int32Array) -> None:
         """So many drafts of these slots were there, and so many, the first of them, were right."""

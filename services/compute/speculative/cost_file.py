@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from common.host import cache_folder
 from services.compute.speculative.step_costs import StepCosts
 
-FORMAT = 2
+FORMAT = 3
 """Raised with every change after which steps take another time."""
 
 _COSTS = TypeAdapter(StepCosts)

@@ -14,13 +14,15 @@ Seconds: TypeAlias = npt.NDArray[np.float64]
 class StepCosts(NamedTuple):
     """Seconds of steps of decode rows, by their number; in between, and beyond, on a line.
 
-    Those are of short contexts; every position that a row sees adds a little. So do the passes of a
-    drafter that computes, one for each draft of the row that has most.
+    Those are of short contexts; every position that a row sees adds a little, once for as many rows
+    of a sequence as read it together. So do the passes of a drafter that computes, one for each
+    draft of the row that has most.
     """
 
     num_rows: tuple[int, ...]  # rising
     step_s: tuple[float, ...]
     position_s: float = 0.0
+    rows_together: int = 1
     pass_s: tuple[float, ...] = ()  # of the first of these rows; empty: drafts take nothing
 
     def seconds(self, num_rows: Numbers) -> Seconds:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork
+from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork, rows_together
 from services.compute.kernels.draft_tokens import DraftRule
 from services.compute.kernels.hopper_int4_config import Int4Work
 from services.compute.kernels.hopper_matmul_config import HopperTiling
@@ -114,6 +114,7 @@ class DeviceModel:
     ) -> None:
         self._inputs, self._page_table_NL, context = tables
         self._sizes = sizes
+        self.rows_together = 1  # of a slot, that read its context once
         device = decoder.device
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)
@@ -153,11 +154,14 @@ class DeviceModel:
             kernels, width = OVER_LATENTS, shape.latent.latent_dim
             tiles, programs = head_tiles(num_heads), programs_at_once(num_heads)
         group = num_heads // tiles
+        if sizes.drafts is not None and shape.latent is None and not batch_invariant:
+            self.rows_together = rows_together(group, sizes.drafts.num_drafts)
         decode = DecodeWork.make(
             *(len(self._inputs.row_slot_R), tiles, group, width),
             device=device,
             extra_programs=programs,
             one_wave=shape.latent is not None,
+            rows_together=self.rows_together,
         )
         tables = AttentionTables(
             inputs=self._inputs,

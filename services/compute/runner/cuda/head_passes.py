@@ -68,7 +68,7 @@ class HeadPasses:
             DeviceModel(
                 each,
                 StepTables(self.inputs, self._table_NL),
-                replace(sizes, layout=self._layout),
+                replace(sizes, layout=self._layout, drafts=None),
                 machine.choices,
                 loaded.batch_invariant,
             )

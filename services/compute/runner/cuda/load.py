@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -156,6 +157,7 @@ def _load(
         if number == machine.num_launches or number % 32 == 0:
             log.say("graphs recorded", done=number, of=machine.num_launches)
     spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
+    spec = replace(spec, rows_together=machine.rows_together)
     tokens = decoder.expert_tokens
     counters = DeviceCounters(tokens, stream) if tokens else None
     handover: Handover = NO_HANDOVER

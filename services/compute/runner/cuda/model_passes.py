@@ -47,7 +47,7 @@ class ModelPasses:
         self._model = DeviceModel(
             small.decoder,
             StepTables(self.inputs, self._table_NL),
-            replace(sizes, layout=small.layout),
+            replace(sizes, layout=small.layout, drafts=None),
             machine.choices,
             small.batch_invariant,
         )

@@ -116,6 +116,10 @@ class StepMachine:
             self.pooler = Pooler(self._decoder, uses.pooling, sizes.num_buffers, stream)
 
     @property
+    def rows_together(self) -> int:
+        return self._model.rows_together
+
+    @property
     def num_launches(self) -> int:
         num_passes = len(self._row_buckets) + len(self._token_buckets)
         if not self._decoder.is_last:

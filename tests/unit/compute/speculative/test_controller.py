@@ -65,6 +65,13 @@ def test_a_row_whose_context_takes_long_to_read_gets_none() -> None:
     assert drafts[1] == 0 and drafts[0] == drafts[2] > 0
 
 
+def test_drafts_that_read_a_context_together_with_their_row_are_worth_it() -> None:
+    costs = StepCosts((1, 64), (0.005, 0.005), position_s=1e-6, rows_together=4)
+    positions = int32_array((10, 40_000, 10, 10))
+    drafts = controller(costs).choose(SLOTS, np.full_like(SLOTS, MOST), positions, 100)
+    assert drafts.tolist() == [MOST, 3, MOST, MOST]  # the fourth one would read it once more
+
+
 def test_passes_of_a_drafter_have_to_pay() -> None:
     def by_passes_of(share: float, slots: Int32Array = SLOTS) -> list[int]:
         pass_s = share * FLAT.step_s[0]
