@@ -11,9 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from services.compute.kernels.cpu.dots import BLOCK, HAS_DOTS, LANES, NUMBERS, PLACES, WORDS
+from services.compute.kernels.cpu.dots import (
+    BLOCK,
+    HAS_DOTS,
+    LANES,
+    NUMBERS,
+    PANEL,
+    PLACES,
+    WORDS,
+)
 from services.compute.kernels.cpu.graph import add_bias, product, product_of_codes
 from services.compute.kernels.cpu.products import (
     BFLOAT16,
@@ -42,9 +51,8 @@ FEW_ROWS_NUMBERS = 4
 """Up to which kernels multiply by bfloat16 beside oneDNN: with AVX2 four rows take 1.4 times as
 long as one. Where oneDNN has bfloat16 this was not measured; codes of 8 bits have the same."""
 
-ROOM_ROWS = 16
-"""Rows that are multiplied at once, and up to which kernels are faster than products in float32 of
-what has been widened."""
+ROOM_ROWS = 64
+"""Rows that are multiplied at once: with 16 a prompt waits for memory, as each reads the weight."""
 
 
 class Parts(NamedTuple):
@@ -71,28 +79,45 @@ class Side:
         return place.view(x.dtype).view(x.shape).copy_(x)
 
 
+class Rooms:
+    """Where rows are as kernels read them: all maps use the same memory in turn."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[tuple[torch.dtype, int], Tensor] = {}
+
+    def of(self, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        if (room := self._rooms.get((dtype, width))) is None:
+            room = self._rooms[dtype, width] = torch.empty(ROOM_ROWS, width, dtype=dtype)
+        return room
+
+
 class FewRows:
-    """Products of few rows."""
+    """Products of as many rows as there is room for, at once."""
 
     def __init__(
-        self, worker: Any, parts: Parts, shape: tuple[int, int], bias_O: Tensor | None
+        self,
+        worker: Any,
+        parts: Parts,
+        shape: tuple[int, int],
+        bias_O: Tensor | None,
+        rooms: Rooms,
     ) -> None:
         self._num_out, num_in = shape
         self._bias_O = None if bias_O is None else bias_O.to(torch.bfloat16).contiguous()
         self._multiply = worker.address
         has_codes = worker in (multiply_bytes, multiply_halves)
         self._product = product_of_codes if has_codes else product
-        x = torch.empty(ROOM_ROWS, num_in, dtype=torch.int16 if has_codes else torch.float32)
-        steps = torch.empty(ROOM_ROWS)
-        sums = torch.empty(ROOM_ROWS, num_in // parts.group_size) if parts.group_size else None
+        x = rooms.of(num_in, torch.int16 if has_codes else torch.float32)
+        steps, edge = rooms.of(1), rooms.of(PANEL, torch.bfloat16)
+        sums = rooms.of(num_in // parts.group_size) if parts.group_size else None
         team = team_of(num_threads())
         largest = LARGEST_CODE * MOST_INPUTS // max(MOST_INPUTS, num_in)
         tensors = parts.weight, parts.scales, parts.lows
         of_map = num_in, self._num_out, team.ctypes.data, largest, parts.group_size
-        of_rows = map(data_ptr, (x, steps, sums))
+        of_rows = map(data_ptr, (x, steps, sums, edge))
         self._work = np.array((*map(data_ptr, tensors), *of_map, *of_rows, 0, 0))
         self._work_ptr = self._work.ctypes.data
-        self._kept = parts, x, steps, sums, team  # whose addresses those are
+        self._kept = parts, x, steps, sums, edge, team  # whose addresses those are
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         x_TI = x_TI.contiguous()
@@ -113,25 +138,42 @@ def data_ptr(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
+def in_panels(x_OX: Tensor) -> Tensor:
+    """As [O / PANEL, PANEL, X], with zeros for outputs that the last one lacks."""
+    num_missing = -len(x_OX) % PANEL
+    padded_OX = F.pad(x_OX, (0, 0, 0, num_missing)) if num_missing else x_OX
+    return padded_OX.reshape(-1, PANEL, x_OX.shape[1])
+
+
+def number_parts(weight_OI: Tensor, put: Callable[[Tensor], Tensor]) -> Parts:
+    """Numbers [O / PANEL, I / 2, PANEL, 2]."""
+    panels = in_panels(weight_OI)
+    return Parts(put(panels.view(*panels.shape[:2], -1, 2).transpose(1, 2)))
+
+
 def word_parts(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
-    """Codes of 4 bits in words [O, B, LANES], scales and lows for each LANES inputs, or BLOCK."""
+    """Codes of 4 bits in words [O / PANEL, B, LANES / 2, PANEL, 2], scales and lows [O / PANEL, G,
+    PANEL] for each LANES inputs, or BLOCK."""
     num_out, num_in = weight.shape
     words_OBL = torch.empty(num_out, num_in // BLOCK, LANES, dtype=torch.int16)
     for rows in chunks(num_out, num_in):
         codes_OBGL = unhalved(weight.codes_OB[rows]).int().view(-1, num_in // BLOCK, WORDS, LANES)
         shifts_G1 = torch.arange(0, 4 * WORDS, 4)[:, None]
         words_OBL[rows] = (codes_OBGL << shifts_G1).sum(2).to(torch.int16)
+    panels = in_panels(words_OBL.flatten(1)).view(-1, PANEL, num_in // BLOCK, LANES // 2, 2)
+    words = put(panels.permute(0, 2, 3, 1, 4))
     scales_OG = weight.scales_OG.float()
     group_size = LANES if weight.group_size % BLOCK else BLOCK
     repeats = weight.group_size // group_size
     scales_OR = scales_OG.repeat_interleave(repeats, 1)
     if group_size == LANES:
         scales_OR.view(num_out, -1, WORDS).div_(torch.tensor(PLACES))
-    words, scales = put(words_OBL), put(scales_OR)
+    scales = put(in_panels(scales_OR).transpose(1, 2))
     if weight.zeros_OG is None:
         return Parts(words, scales, scales, group_size)
     lows_OG = (weight.zeros_OG.float() + MIDDLE).mul_(scales_OG)
-    return Parts(words, scales, put(lows_OG.repeat_interleave(repeats, 1)), group_size)
+    lows = put(in_panels(lows_OG.repeat_interleave(repeats, 1)).transpose(1, 2))
+    return Parts(words, scales, lows, group_size)
 
 
 class ByRows:
@@ -151,7 +193,7 @@ class CompiledLinears(CpuLinears):
         super().__init__(dtype, keep_dense)
         # where one thread would multiply, and all others wait for it, torch does
         self._compiles = dtype == torch.bfloat16 and num_threads() == torch.get_num_threads()
-        self._side = Side()
+        self._side, self._rooms = Side(), Rooms()
 
     def __call__(
         self, weight: Weight, bias_O: Tensor | None, dense_OI: Tensor | None = None
@@ -160,11 +202,12 @@ class CompiledLinears(CpuLinears):
             return super().__call__(weight, bias_O, dense_OI)
         put = self._side.put
         if isinstance(weight, Packed) and self._has_halves(weight):
-            few = FewRows(multiply_halves, word_parts(weight, put), weight.shape, bias_O)
-            if not self._keep_dense:
+            few = FewRows(
+                multiply_halves, word_parts(weight, put), weight.shape, bias_O, self._rooms
+            )
+            if self._widens or not self._keep_dense:
                 return few
-            more = self._dense_of(weight, bias_O, dense_OI)
-            return ByRows(few, more, self._most_few(FEW_ROWS_INT4))
+            return ByRows(few, self._dense_of(weight, bias_O, dense_OI), FEW_ROWS_INT4)
         if not isinstance(weight, Packed):
             return self._of_numbers(weight, bias_O)
         return super().__call__(weight, bias_O, dense_OI)
@@ -176,26 +219,26 @@ class CompiledLinears(CpuLinears):
         is_whole = HAS_DOTS and not rounded.num_inputs % LANES
         worker = multiply_bytes if is_whole else multiply_codes
         parts = Parts(rounded.codes_OB, rounded.scales_OG.flatten().float())
-        few = FewRows(worker, parts, rounded.shape, bias_O)
-        more = self._many_rows_of_bytes(rounded, bias_O)
-        return ByRows(few, more, self._most_few(FEW_ROWS))
+        few = FewRows(worker, parts, rounded.shape, bias_O, self._rooms)
+        if self._widens and is_whole:
+            return few
+        return ByRows(few, self._many_rows_of_bytes(rounded, bias_O), FEW_ROWS)
 
     def _of_numbers(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
-        if self._keep_dense:
-            weight_OI = self._side.put(weight_OI)
-        elif not self._widens:
+        if not self._widens and not self._keep_dense:
             return self._dense(weight_OI, bias_O)  # it has the weight in an order of its own
-        num_out, num_in = weight_OI.shape
-        has_vectors = HAS_DOTS and not num_in % NUMBERS
-        worker = multiply_vectors if has_vectors else multiply_numbers
-        few = FewRows(worker, Parts(weight_OI.contiguous()), (num_out, num_in), bias_O)
-        most_few = self._most_few(FEW_ROWS_NUMBERS) if has_vectors else 1
-        return ByRows(few, self._dense(weight_OI, bias_O), most_few)
-
-    def _most_few(self, beside_bf16: int) -> int:
-        return ROOM_ROWS if self._widens else beside_bf16
+        shape = len(weight_OI), weight_OI.shape[1]
+        if not HAS_DOTS or shape[1] % NUMBERS:
+            plain = Parts(weight_OI.contiguous())
+            few = FewRows(multiply_numbers, plain, shape, bias_O, self._rooms)
+            return ByRows(few, self._dense(weight_OI, bias_O), 1)
+        parts = number_parts(weight_OI, self._side.put)
+        few = FewRows(multiply_vectors, parts, shape, bias_O, self._rooms)
+        if self._widens:
+            return few
+        return ByRows(few, self._dense(weight_OI, bias_O), FEW_ROWS_NUMBERS)
 
     def _has_halves(self, weight: Packed) -> bool:
         is_plain = weight.kind == "int4" and weight.order_I is None
-        is_whole = not weight.num_inputs % BLOCK and not weight.group_size % LANES
+        is_whole = not (weight.num_inputs % BLOCK or weight.group_size % LANES)
         return HAS_DOTS and is_plain and is_whole

@@ -9,7 +9,7 @@ sum, too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial
 from typing import Any
 
 from llvmlite import binding, ir
@@ -20,14 +20,21 @@ from numba.extending import intrinsic
 LANES = 32
 """Inputs that are multiplied together where both are codes."""
 
-NUMBERS = LANES // 2
+NUMBERS = 8
 """The same where they are numbers."""
 
 WORDS = 4
-"""Codes of 4 bits in a word: word i of a block has input i of each of four runs of LANES inputs,
-the first's in its lowest bits. Each run is a group, or all are one."""
+"""Codes of 4 bits in a word: one of each of four runs of LANES inputs, the first's in its lowest
+bits. Each run is a group, or all are one."""
 
 BLOCK = WORDS * LANES
+PAIRS = LANES // 2
+PANEL = LANES // 2
+"""Outputs whose weights lie beside one another: a vector has two inputs of each, as numbers or
+words, and the sums of a panel's outputs have a lane each, so that none has to be added up, and
+scales of a group are multiplied by once for all of them."""
+
+UNROLLED = 4  # pairs of inputs
 PLACES = (1, 16, 256, 1)
 """What codes are times, run by run, if each run is a group: of the first three only the other bits
 are taken off, as a group's scale can have the factor. Two shifts in six fewer."""
@@ -38,17 +45,14 @@ ROWS = 4
 BYTE, HALF, WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 ADDRESS, FLOAT = ir.IntType(64), ir.FloatType()
 SUMS, CODES = ir.VectorType(WORD, LANES // 2), ir.VectorType(HALF, LANES)
-FLOATS, LOWS = ir.VectorType(FLOAT, LANES // 2), ir.VectorType(FLOAT, WORDS)
-NUMBERS_16 = ir.VectorType(HALF, NUMBERS)
+FLOATS = ir.VectorType(FLOAT, LANES // 2)
+HALVES = ir.VectorType(HALF, LANES // 2)
 
 FEATURES = binding.get_host_cpu_features()
 HAS_DOTS = bool(FEATURES.get("avx2"))
 """Whether this processor has such an instruction."""
 
 IS_WIDE = bool(FEATURES.get("avx512bw"))
-PARTS = FLOATS if IS_WIDE else ir.VectorType(FLOAT, LANES // 4)
-"""A group's sums as numbers: where vectors are short, halves are added before that."""
-
 Builder = Any  # llvmlite's, which has no types
 Value = Any
 
@@ -87,10 +91,11 @@ def _at(b: Builder, address: Value, index: Value, size: int) -> Value:
     return b.add(address, b.mul(index, ADDRESS(size)))
 
 
-def _everywhere(b: Builder, address: Value) -> Value:
-    """The float32 at an address, in all lanes of a group's sums."""
-    one = b.insert_element(ir.Constant(PARTS, ir.Undefined), _load(b, address, FLOAT), WORD(0))
-    return _shuffled(b, one, one, [0] * PARTS.count)
+def _everywhere(b: Builder, address: Value, kind: Any) -> Value:
+    """What is at an address, in all lanes."""
+    number = _load(b, address, kind.element)
+    one = b.insert_element(ir.Constant(kind, ir.Undefined), number, WORD(0))
+    return _shuffled(b, one, one, [0] * kind.count)
 
 
 def _same(number: int) -> Value:
@@ -105,36 +110,53 @@ def _variables(b: Builder, kind: Any, count: int) -> list[Value]:
     return variables
 
 
-def _dots_of_numbers(num_rows: int) -> Callable[..., Any]:
+def _panel_of_numbers(num_rows: int) -> Callable[..., Any]:
     """Of each row the same sums in the same order whatever rows there are beside it, so that it has
-    the same bits alone. Two outputs at once would be slower: processors fetch ahead of one row of
-    the weight better than of several."""
+    the same bits alone: two of each output, as one would wait for itself. More than two rows' do
+    not fit the registers."""
 
     @intrinsic
-    def dots(typing_context, weight, x, num_in):
-        """Of each row of x [R, I] in float32 and a weight's output in bfloat16."""
-        kind = types.UniTuple(types.float32, num_rows)
+    def panel(typing_context, weight, ahead, x, out, num_in, num_out):
+        """Of each row of x [R, I] in float32 and a panel's outputs, into out [R, O]; `ahead` is
+        what is read next."""
 
         def emit(context, b, signature, args):
-            weight, x, num_in = args
-            sums = _variables(b, FLOATS, num_rows)
-            with cgutils.for_range_slice(b, ADDRESS(0), num_in, ADDRESS(NUMBERS)) as (i, _):
-                numbers = _widened(b, _load(b, _at(b, weight, i, 2), NUMBERS_16))
-                for row, sum_ in enumerate(sums):
-                    at = _at(b, x, b.add(b.mul(num_in, ADDRESS(row)), i), 4)
-                    _add_to(b, sum_, numbers, _load(b, at, FLOATS))
-            totals = [_added_up(b, b.load(sum_)) for sum_ in sums]
-            return context.make_tuple(b, signature.return_type, totals)
+            weight, ahead, x, out, num_in, num_out = args
+            sums = [_variables(b, FLOATS, 2) for _ in range(num_rows)]
+            with cgutils.for_range_slice(b, ADDRESS(0), num_in, ADDRESS(NUMBERS)) as (first, _):
+                for step in range(0, NUMBERS, 2):
+                    i = b.add(first, ADDRESS(step))
+                    _fetch(b, _at(b, ahead, i, 2 * PANEL))
+                    words = _load(b, _at(b, weight, i, 2 * PANEL), SUMS)
+                    halves = [_half(b, words, half) for half in range(2)]
+                    for row in range(num_rows):
+                        place = _at(b, x, b.add(b.mul(num_in, ADDRESS(row)), i), 4)
+                        for half, numbers in enumerate(halves):
+                            at = b.add(place, ADDRESS(4 * half))
+                            _add_to(b, sums[row][half], numbers, _everywhere(b, at, FLOATS))
+            for row, both in enumerate(sums):
+                total = b.fadd(*map(b.load, both))
+                _store(b, _narrowed(b, total), _at(b, out, b.mul(num_out, ADDRESS(row)), 2))
+            return context.get_dummy_value()
 
-        return kind(types.int64, types.int64, types.int64), emit
+        return types.void(*[types.int64] * 6), emit
 
-    return dots
+    return panel
 
 
-def _widened(b: Builder, numbers: Value) -> Value:
-    """bfloat16 as float32."""
-    shift = ir.Constant(SUMS, [16] * SUMS.count)
-    return b.bitcast(b.shl(b.zext(numbers, SUMS), shift), FLOATS)
+def _half(b: Builder, words: Value, half: int) -> Value:
+    """The lower or the upper one of two bfloat16s in each word, as float32."""
+    if half:
+        return b.bitcast(b.and_(words, ir.Constant(SUMS, [0xFFFF0000] * SUMS.count)), FLOATS)
+    return b.bitcast(b.shl(words, ir.Constant(SUMS, [16] * SUMS.count)), FLOATS)
+
+
+def _fetch(b: Builder, address: Value) -> None:
+    """Have a line in the first-level cache soon."""
+    pointer = b.inttoptr(address, BYTE.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
+    fetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0i8")
+    b.call(fetch, [pointer, WORD(0), WORD(3), WORD(1)])
 
 
 def _dots_of_bytes(num_rows: int) -> Callable[..., Any]:
@@ -164,67 +186,88 @@ def _dots_of_bytes(num_rows: int) -> Callable[..., Any]:
     return dots
 
 
-def _dots_of_halves(num_rows: int, num_groups: int) -> Callable[..., Any]:
+def _panel_of_halves(num_rows: int, num_groups: int) -> Callable[..., Any]:
     """With so many groups in a block."""
-    chains = num_groups if num_rows == 1 else 1  # sums that need not wait for one another
-    lows_kind = LOWS if num_groups == WORDS else FLOAT
 
     @intrinsic
-    def dots(typing_context, weight, scales, lows, x, group_sums, num_blocks):
-        """Of each row of x [R, I] and a weight's output: the sum over its groups of their scale
-        times a dot product, less their low times the sum of x."""
-        kind = types.UniTuple(types.float32, num_rows)
+    def panel(typing_context, weight, scales, lows, x, group_sums, steps, out, num_blocks, num_out):
+        """Of each row of x [R, I] and a panel's outputs: the sum over groups of their scale times a
+        dot product, less their low times the sum of x; times the row's step, into out [R, O]."""
 
         def emit(context, b, signature, args):
-            weight, scales, lows, x, group_sums, num_blocks = args
-            sums = [_variables(b, PARTS, chains) for _ in range(num_rows)]
-            low_sums = _variables(b, lows_kind, num_rows)
+            weight, scales, lows, x, group_sums, steps, out, num_blocks, num_out = args
+            totals = _variables(b, FLOATS, num_rows)
             with cgutils.for_range(b, num_blocks) as loop:
-                words = _load(b, _at(b, weight, loop.index, 2 * LANES), CODES)
-                codes = _codes(b, words, num_groups)
-                first = _at(b, scales, loop.index, 4 * num_groups)
-                places = [b.add(first, ADDRESS(4 * group)) for group in range(num_groups)]
-                wide = [_everywhere(b, place) for place in places]
-                low = _load(b, _at(b, lows, loop.index, 4 * num_groups), lows_kind)
-                for row in range(num_rows):
-                    block = b.add(b.mul(num_blocks, ADDRESS(row)), loop.index)
-                    x_block = _at(b, x, block, 2 * BLOCK)
-                    for group, products in enumerate(_by_group(b, codes, x_block, num_groups)):
-                        sum_ = sums[row][group % chains]
-                        _add_to(b, sum_, b.sitofp(products, PARTS), wide[group])
-                    at = _at(b, group_sums, block, 4 * num_groups)
-                    _add_to(b, low_sums[row], low, _load(b, at, lows_kind))
-            totals = [_total(b, *pair) for pair in zip(sums, low_sums, strict=True)]
-            return context.make_tuple(b, signature.return_type, totals)
+                words = _at(b, weight, loop.index, 2 * LANES * PAIRS)
+                blocks = [
+                    b.add(b.mul(num_blocks, ADDRESS(row)), loop.index) for row in range(num_rows)
+                ]
+                for group in range(num_groups):
+                    sums = _variables(b, SUMS, num_rows)
+                    for run in range(group, WORDS, num_groups):
+                        codes = partial(_codes, run=run, num_groups=num_groups)
+                        run_x = b.add(x, ADDRESS(2 * LANES * run))
+                        places = [_at(b, run_x, block, 2 * BLOCK) for block in blocks]
+                        _add_run(b, sums, words, codes, places)
+                    at = b.add(b.mul(loop.index, ADDRESS(num_groups)), ADDRESS(group))
+                    scale = _load(b, _at(b, scales, at, 4 * PANEL), FLOATS)
+                    low = b.fneg(_load(b, _at(b, lows, at, 4 * PANEL), FLOATS))
+                    group_x = b.add(group_sums, ADDRESS(4 * group))
+                    for total, sum_, block in zip(totals, sums, blocks, strict=True):
+                        sum_of_x = _everywhere(b, _at(b, group_x, block, 4 * num_groups), FLOATS)
+                        _add_to(b, total, b.sitofp(b.load(sum_), FLOATS), scale)
+                        _add_to(b, total, low, sum_of_x)
+            for row, total in enumerate(totals):
+                step = _everywhere(b, _at(b, steps, ADDRESS(row), 4), FLOATS)
+                numbers = _narrowed(b, b.fmul(b.load(total), step))
+                _store(b, numbers, _at(b, out, b.mul(num_out, ADDRESS(row)), 2))
+            return context.get_dummy_value()
 
-        return kind(*[types.int64] * 6), emit
+        return types.void(*[types.int64] * 9), emit
 
-    return dots
+    return panel
 
 
-def _codes(b: Builder, words: Value, num_groups: int) -> list[Value]:
-    """The codes of each run in words, times their places where each run is a group."""
-    last = b.lshr(words, _same(4 * (WORDS - 1)))
+def _add_run(
+    b: Builder,
+    sums: list[Value],
+    words: Value,
+    codes: Callable[[Builder, Value], Value],
+    places: list[Value],
+) -> None:
+    """Add products of a run's pairs of inputs, of each row from its place on."""
+    with cgutils.for_range_slice(b, ADDRESS(0), ADDRESS(PAIRS), ADDRESS(UNROLLED)) as (first, _):
+        for step in range(UNROLLED):
+            pair = b.add(first, ADDRESS(step))
+            weights = codes(b, _load(b, _at(b, words, pair, 2 * LANES), CODES))
+            for sum_, place in zip(sums, places, strict=True):
+                two = b.bitcast(_everywhere(b, _at(b, place, pair, 4), SUMS), CODES)
+                b.store(b.add(b.load(sum_), _pairs(b, weights, two)), sum_)
+
+
+def _codes(b: Builder, words: Value, run: int, num_groups: int) -> Value:
+    """Those of a run, times its place where it is a group."""
+    if run == WORDS - 1:
+        return b.lshr(words, _same(4 * run))
     if num_groups == WORDS:
-        return [*(b.and_(words, _same(15 * place)) for place in PLACES[:-1]), last]
-    shifted = [b.lshr(words, _same(4 * run)) for run in range(WORDS - 1)]
-    return [*(b.and_(one, _same(15)) for one in shifted), last]
+        return b.and_(words, _same(15 * PLACES[run]))
+    return b.and_(b.lshr(words, _same(4 * run)), _same(15))
 
 
-def _by_group(b: Builder, codes: list[Value], x_block: Value, num_groups: int) -> list[Value]:
-    """Sums of products of each group of a block."""
-    places = [b.add(x_block, ADDRESS(2 * LANES * run)) for run in range(WORDS)]
-    runs = zip(codes, places, strict=True)
-    products = [_pairs(b, code, _load(b, place, CODES)) for code, place in runs]
-    groups = products if num_groups == WORDS else [reduce(b.add, products)]
-    return groups if IS_WIDE else [_halved(b, sums) for sums in groups]
+def _narrowed(b: Builder, numbers: Value) -> Value:
+    """bfloat16s of float32s, to the nearest, of two to the even."""
+    bits = b.bitcast(numbers, SUMS)
+
+    def same(number: int) -> Value:
+        return ir.Constant(SUMS, [number] * SUMS.count)
+
+    odd = b.and_(b.lshr(bits, same(16)), same(1))
+    rounded = b.add(bits, b.add(odd, same(0x7FFF)))
+    return b.trunc(b.lshr(rounded, same(16)), HALVES)
 
 
-def _halved(b: Builder, sums: Value) -> Value:
-    """Both halves added."""
-    size = PARTS.count
-    lower, upper = (_shuffled(b, sums, sums, range(at, at + size)) for at in (0, size))
-    return b.add(lower, upper)
+def _store(b: Builder, value: Value, address: Value) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 1
 
 
 def _add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
@@ -233,21 +276,12 @@ def _add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
     b.store(_called(b, f"llvm.fma.{lanes}f32", x.type, x, y, b.load(variable)), variable)
 
 
-def _total(b: Builder, sums: list[Value], low_sum: Value) -> Value:
-    total = reduce(b.fadd, [b.load(sum_) for sum_ in sums])
-    low = b.load(low_sum)
-    if low.type == LOWS:
-        low = _added_up(b, low)
-    return b.fsub(_added_up(b, total), low)
-
-
 def _added_up(b: Builder, x: Value) -> Value:
     name = f"llvm.vector.reduce.fadd.v{x.type.count}f32"
     return _called(b, name, FLOAT, FLOAT(-0.0), x, fastmath=("reassoc",))
 
 
-dot_of_numbers, pair_of_numbers = _dots_of_numbers(1), _dots_of_numbers(2)
-dots_of_numbers = _dots_of_numbers(ROWS)
+panel_of_numbers, pair_of_numbers = _panel_of_numbers(1), _panel_of_numbers(2)
 dot_of_bytes, dots_of_bytes = _dots_of_bytes(1), _dots_of_bytes(ROWS)
-dot_of_runs, dots_of_runs = _dots_of_halves(1, WORDS), _dots_of_halves(ROWS, WORDS)
-dot_of_blocks, dots_of_blocks = _dots_of_halves(1, 1), _dots_of_halves(ROWS, 1)
+panel_of_runs, pair_of_runs, panels_of_runs = (_panel_of_halves(n, WORDS) for n in (1, 2, ROWS))
+panel_of_blocks, panels_of_blocks = _panel_of_halves(1, 1), _panel_of_halves(ROWS, 1)

@@ -8,18 +8,19 @@ import torch
 from services.compute.kernels.cpu.dots import (
     BLOCK,
     LANES,
+    PANEL,
     PLACES,
     ROWS,
     WORDS,
-    dot_of_blocks,
     dot_of_bytes,
-    dot_of_numbers,
-    dot_of_runs,
-    dots_of_blocks,
     dots_of_bytes,
-    dots_of_numbers,
-    dots_of_runs,
     pair_of_numbers,
+    pair_of_runs,
+    panel_of_blocks,
+    panel_of_numbers,
+    panel_of_runs,
+    panels_of_blocks,
+    panels_of_runs,
 )
 from services.compute.kernels.cpu.language import LIKE, compiled, narrow, pointer, wide
 from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
@@ -31,12 +32,13 @@ MIDDLE = 8
 """What is taken off codes of 4 bits whose groups have no zeros: lows are so many scales then."""
 
 OUTPUTS = 32  # that ROWS rows meet before the next ones do, which stay in the first-level cache so
-WORK = range(13)
-WEIGHT, SCALES, LOWS, NUM_IN, NUM_OUT, TEAM, LARGEST, GROUP, X, STEPS, SUMS, OUT, NUM_ROWS = WORK
+WORK = range(14)
+WEIGHT, SCALES, LOWS, NUM_IN, NUM_OUT, TEAM, LARGEST, GROUP, X, STEPS, SUMS, EDGE, *CALL = WORK
+OUT, NUM_ROWS = CALL
 """What there is to do. LARGEST is the largest code of a row, GROUP the number of a group's inputs
 where codes have 4 bits: LANES or BLOCK, else 0. X is room for rows in float32 or in codes, STEPS
-and SUMS for what a code of each row is, and for the sums of its groups. SCALES is 0 where the
-weight has none."""
+and SUMS for what a code of each row is, and for the sums of its groups, EDGE for outputs of the
+last panel, which may be of fewer than it has. SCALES is 0 where the weight has none."""
 
 
 @compiled
@@ -110,30 +112,38 @@ def multiply_numbers(work_ptr):
     _multiply(work_ptr, BFLOAT16, BFLOAT16)
 
 
+@compiled
+def _keep_edge(work_ptr, begin):
+    """What the last panel has of outputs that there are."""
+    work = pointer(work_ptr, 0, INT)
+    num_out = work[NUM_OUT]
+    edge, out = pointer(work[EDGE], 0, BFLOAT16), pointer(work[OUT], 0, BFLOAT16)
+    for row in range(work[NUM_ROWS]):
+        for o in range(begin, num_out):
+            out[row * num_out + o] = edge[row * PANEL + o - begin]
+
+
 @worker
 def multiply_vectors(work_ptr):
-    """Numbers whose inputs fill vectors."""
+    """Numbers in panels."""
     work = pointer(work_ptr, 0, INT)
     num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
-    out = pointer(work[OUT], 0, BFLOAT16)
-    first, last = own_part(work[TEAM], num_out)
-    for begin in range(first, last, OUTPUTS):
-        for row in range(0, num_rows, ROWS):
-            x, left = work[X] + 4 * row * num_in, num_rows - row
-            for o in range(begin, min(begin + OUTPUTS, last)):
-                weight, at = work[WEIGHT] + 2 * o * num_in, row * num_out + o
-                if left >= ROWS:
-                    dots = dots_of_numbers(weight, x, num_in)
-                    for n in range(ROWS):
-                        out[at + n * num_out] = narrow(dots[n], BFLOAT16)
-                    continue
-                if left >= 2:
-                    pair = pair_of_numbers(weight, x, num_in)
-                    out[at] = narrow(pair[0], BFLOAT16)
-                    out[at + num_out] = narrow(pair[1], BFLOAT16)
-                if left % 2:
-                    dot = dot_of_numbers(weight, x + 4 * (left - 1) * num_in, num_in)
-                    out[at + (left - 1) * num_out] = narrow(dot[0], BFLOAT16)
+    first, last = own_part(work[TEAM], -(-num_out // PANEL))
+    for begin in range(first * PANEL, last * PANEL, PANEL):
+        weight, is_edge = work[WEIGHT] + 2 * begin * num_in, begin + PANEL > num_out
+        out, width = work[OUT] + 2 * begin, num_out
+        if is_edge:
+            out, width = work[EDGE], PANEL
+        for row in range(0, num_rows, 2):
+            x, at = work[X] + 4 * row * num_in, out + 2 * row * width
+            # the next panel comes while the last rows are multiplied by what the cache has
+            ahead = weight + 2 * PANEL * num_in if 0 < row >= num_rows - 2 else weight
+            if row + 1 < num_rows:
+                pair_of_numbers(weight, ahead, x, at, num_in, width)
+            else:
+                panel_of_numbers(weight, ahead, x, at, num_in, width)
+        if is_edge:
+            _keep_edge(work_ptr, begin)
 
 
 @worker
@@ -161,31 +171,36 @@ def multiply_bytes(work_ptr):
 
 @worker
 def multiply_halves(work_ptr):
-    """Codes of 4 bits by codes of 16, with a scale and a low for each group."""
+    """Codes of 4 bits in panels by codes of 16, with a scale and a low for each group."""
     work = pointer(work_ptr, 0, INT)
     num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
     num_blocks, num_groups = num_in // BLOCK, num_in // work[GROUP]
-    steps, out = pointer(work[STEPS], 0, FLOAT), pointer(work[OUT], 0, BFLOAT16)
-    first, last = own_part(work[TEAM], num_out)
-    for begin in range(first, last, OUTPUTS):
-        for row in range(0, num_rows, ROWS):
-            for o in range(begin, min(begin + OUTPUTS, last)):
-                weight = work[WEIGHT] + o * num_in // 2
-                scales, lows = work[SCALES] + 4 * o * num_groups, work[LOWS] + 4 * o * num_groups
-                if row + ROWS <= num_rows:
-                    x, sums = work[X] + 2 * row * num_in, work[SUMS] + 4 * row * num_groups
-                    if work[GROUP] == LANES:
-                        dots = dots_of_runs(weight, scales, lows, x, sums, num_blocks)
-                    else:
-                        dots = dots_of_blocks(weight, scales, lows, x, sums, num_blocks)
-                    for n in range(ROWS):
-                        number = dots[n] * steps[row + n]
-                        out[(row + n) * num_out + o] = narrow(number, BFLOAT16)
-                    continue
-                for n in range(row, num_rows):
-                    x, sums = work[X] + 2 * n * num_in, work[SUMS] + 4 * n * num_groups
-                    if work[GROUP] == LANES:
-                        dot = dot_of_runs(weight, scales, lows, x, sums, num_blocks)
-                    else:
-                        dot = dot_of_blocks(weight, scales, lows, x, sums, num_blocks)
-                    out[n * num_out + o] = narrow(dot[0] * steps[n], BFLOAT16)
+    first, last = own_part(work[TEAM], -(-num_out // PANEL))
+    for begin in range(first * PANEL, last * PANEL, PANEL):
+        is_edge = begin + PANEL > num_out
+        out, width = work[OUT] + 2 * begin, num_out
+        if is_edge:
+            out, width = work[EDGE], PANEL
+        at = 4 * begin * num_groups
+        of_panel = (work[WEIGHT] + begin * num_in // 2, work[SCALES] + at, work[LOWS] + at)
+        row = 0
+        while row < num_rows:
+            x, sums = work[X] + 2 * row * num_in, work[SUMS] + 4 * row * num_groups
+            of_rows = (x, sums, work[STEPS] + 4 * row, out + 2 * row * width, num_blocks, width)
+            if row + ROWS <= num_rows:
+                if work[GROUP] == LANES:
+                    panels_of_runs(*of_panel, *of_rows)
+                else:
+                    panels_of_blocks(*of_panel, *of_rows)
+                row += ROWS
+            elif row + 2 <= num_rows and work[GROUP] == LANES:
+                pair_of_runs(*of_panel, *of_rows)
+                row += 2
+            else:
+                if work[GROUP] == LANES:
+                    panel_of_runs(*of_panel, *of_rows)
+                else:
+                    panel_of_blocks(*of_panel, *of_rows)
+                row += 1
+        if is_edge:
+            _keep_edge(work_ptr, begin)

@@ -11,7 +11,6 @@ from torch import Tensor
 from services.compute.layers import compiled_linear, cpu_linear
 from services.compute.layers.compiled_linear import ByRows, CompiledLinears, FewRows
 from services.compute.layers.cpu_linear import FEW_ROWS
-from services.compute.layers.widened import WidenedLinear
 from services.compute.quantization.packed import Packed, Weight
 
 BFLOAT16 = torch.bfloat16
@@ -35,6 +34,10 @@ def halves(inputs: int, group_size: int, has_zeros: bool) -> Packed:
     scales_OG = torch.rand(50, inputs // group_size).half()
     zeros_OG = 8 * torch.rand_like(scales_OG) - 4 if has_zeros else None
     return Packed("int4", codes_OB, scales_OG, zeros_OG)
+
+
+def halves_of_32(inputs: int) -> Packed:
+    return halves(inputs, 32, has_zeros=True)
 
 
 def numbers(weight: Weight) -> Tensor:
@@ -79,29 +82,30 @@ def test_a_row_that_is_not_finite_spoils_no_other(make: Callable[[], Packed]) ->
     assert finite[[0, 3]].all() and not finite[[1, 2]].any()
 
 
+@pytest.mark.parametrize("make", [lambda: torch.randn(50, 32).bfloat16(), lambda: codes(32)])
 @pytest.mark.parametrize("has_bf16", [True, False])
-def test_numbers_are_kept_twice_only_in_two_orders_and_where_there_is_room(
-    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
+def test_kernels_multiply_few_rows_or_all_where_torch_has_no_products_of_bfloat16(
+    has_bf16: bool, make: Callable[[], Weight], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_linear, "has_bf16", lambda: has_bf16)
+    linear = CompiledLinears(BFLOAT16, keep_dense=True)(make(), None)
+    assert isinstance(linear, ByRows if has_bf16 else FewRows)
+
+
+def test_numbers_are_kept_once_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(50, 32).bfloat16()
-    with_room, without = (CompiledLinears(BFLOAT16, room)(weight, None) for room in (True, False))
-    assert isinstance(with_room, ByRows) and isinstance(without, ByRows) != has_bf16
-    if isinstance(without, ByRows):
-        more, few = without._more, without._few
-        assert isinstance(more, WidenedLinear) and isinstance(few, FewRows)
-        assert few._kept[0].weight is more._weight_OI
+    monkeypatch.setattr(cpu_linear, "has_bf16", lambda: True)
+    assert not isinstance(CompiledLinears(BFLOAT16, keep_dense=False)(weight, None), ByRows)
 
 
-@pytest.mark.parametrize("inputs", [64, 704])
-def test_a_row_of_numbers_has_the_same_bits_whatever_is_beside_it(
-    inputs: int, threads: int
+@pytest.mark.parametrize("make", [lambda n: torch.randn(50, n).bfloat16(), codes, halves_of_32])
+@pytest.mark.parametrize("inputs", [128, 768])
+def test_a_row_has_the_same_bits_whatever_is_beside_it(
+    inputs: int, make: Callable[[int], Weight], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cpu_linear, "has_bf16", lambda: False)
     torch.manual_seed(0)
-    weight, x = torch.randn(50, inputs).bfloat16(), torch.randn(11, inputs).bfloat16()
-    linear = CompiledLinears(BFLOAT16, keep_dense=True)(weight, None)
-    assert isinstance(linear, ByRows)
-    few = linear._few
+    few, x = CompiledLinears(BFLOAT16, True)(make(inputs), None), torch.randn(11, inputs).bfloat16()
     alone = torch.cat([few(row[None]) for row in x])
     for count in range(2, len(x) + 1):
         assert torch.equal(few(x[:count]), alone[:count])
