@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from services.compute.distributed.ranks import Ranks
-from services.compute.kernels.cpu.graph import add_norm, add_norm_by_floats, gated, rotate
+from services.compute.kernels.cpu.graph import (
+    add_norm,
+    add_norm_by_floats,
+    add_scaled,
+    gated,
+    rotate,
+    scale_rows,
+)
 from services.compute.kernels.cpu.language import LIKE
 from services.compute.kernels.cpu.rows import ACTIVATIONS
 from services.compute.layers.captured_pass import CapturedPasses
@@ -68,7 +75,8 @@ class CompiledStep(EagerStep):
 
     def settle(self, hidden: Hidden) -> None:
         if self.delta_TE is not None:
-            hidden.x_TE.add_(self.delta_TE, alpha=self.scale)
+            ends = hidden.x_TE.data_ptr(), self.delta_TE.data_ptr()
+            add_scaled(*ends, hidden.x_TE.numel(), self.scale, LIKE[hidden.x_TE.dtype])
             self.delta_TE = None
 
     def through(self, layers: Layers, hidden: Hidden) -> Generator[bool, None, None]:
@@ -107,6 +115,11 @@ class CompiledStep(EagerStep):
             if norm is not None:
                 for x_ND in x_TND:
                     _add_norm(x_ND, None, norm, x_ND)
+
+    def _scale(self, q_THD: Tensor, scale: float) -> None:
+        num_rows, heads, width = q_THD.shape
+        sizes = num_rows, q_THD.stride(0), heads * width
+        scale_rows(q_THD.data_ptr(), *sizes, scale, LIKE[q_THD.dtype])
 
     def _rotate(self, x_TND: Tensor, rows: tuple[Tensor, Tensor]) -> None:
         num_rows, heads, width = x_TND.shape

@@ -156,7 +156,7 @@ class EagerStep:
         if has_norms and attention.norms_rotated:
             self._norm_heads(attention, q_THD, kv[:, :kv_heads])
         if attention.norms_rotated or ropes is None:
-            q_THD.mul_(attention.scale)
+            self._scale(q_THD, attention.scale)
         if attention.temperature is not None:
             factors_T = attention.temperature.at(self._attention.positions_T)
             q_THD.mul_(factors_T[:, None, None])
@@ -178,6 +178,9 @@ class EagerStep:
 
     def _rotate(self, x_TND: Tensor, rows: tuple[Tensor, Tensor]) -> None:
         rotate(x_TND, rows)
+
+    def _scale(self, q_THD: Tensor, scale: float) -> None:
+        q_THD.mul_(scale)
 
     def _norm_heads(self, attention: Attention[LinearMap], q_THD: Tensor, k_TKD: Tensor) -> None:
         if attention.part is not None:

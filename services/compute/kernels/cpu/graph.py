@@ -20,11 +20,12 @@ from services.compute.kernels.cpu.language import LIKE, compiled, pointer
 from services.compute.kernels.cpu.team import INT
 
 BFLOAT16, FLOAT, DOUBLE = LIKE[torch.bfloat16], LIKE[torch.float32], np.float64(0)
-KINDS = range(9)
-PRODUCT, PRODUCT_OF_CODES, ADD_BIAS, ADD_NORM, ADD_NORM_BY_FLOATS, GATED, ROTATE, STORE, ATTEND = (
-    KINDS
-)
+KINDS = range(11)
+PRODUCT, PRODUCT_OF_CODES, ADD_BIAS, ADD_NORM, ADD_NORM_BY_FLOATS, GATED, *OTHERS = KINDS
+ADD_SCALED, SCALE_ROWS, ROTATE, STORE, ATTEND = OTHERS
 FLOATS: dict[int, tuple[int, ...]] = {
+    ADD_SCALED: (4,),
+    SCALE_ROWS: (5,),
     **dict.fromkeys((ADD_NORM, ADD_NORM_BY_FLOATS), (7, 8)),
     ATTEND: (6,),
 }
@@ -52,6 +53,10 @@ def replay(calls_ptr, count):
             rows.add_norm(a[1], a[2], a[3], a[4], a[5], a[6], f[7], f[8], BFLOAT16, FLOAT)
         elif kind == GATED:
             rows.gated(a[1], a[2], a[3], a[4], a[5], BFLOAT16)
+        elif kind == ADD_SCALED:
+            rows.add_scaled(a[1], a[2], a[3], f[4], BFLOAT16)
+        elif kind == SCALE_ROWS:
+            rows.scale_rows(a[1], a[2], a[3], a[4], f[5], BFLOAT16)
         elif kind == ROTATE:
             attention.rotate(a[1], a[2], a[3], a[4], a[5], a[6], a[7], BFLOAT16)
         elif kind == STORE:
@@ -88,6 +93,8 @@ product_of_codes = NotedKernel(PRODUCT_OF_CODES, products.product_of_codes)
 add_bias, add_norm = NotedKernel(ADD_BIAS, rows.add_bias), NotedKernel(ADD_NORM, rows.add_norm)
 add_norm_by_floats = NotedKernel(ADD_NORM_BY_FLOATS, rows.add_norm)
 gated, rotate = NotedKernel(GATED, rows.gated), NotedKernel(ROTATE, attention.rotate)
+add_scaled = NotedKernel(ADD_SCALED, rows.add_scaled)
+scale_rows = NotedKernel(SCALE_ROWS, rows.scale_rows)
 store, attend = NotedKernel(STORE, attention.store), NotedKernel(ATTEND, attention.attend)
 
 

@@ -11,7 +11,7 @@ from services.compute.kernels.cpu import products
 from services.compute.kernels.cpu.attention import MIX, TEAM, WORK, attend, rotate, store
 from services.compute.kernels.cpu.graph import FLOAT, replay
 from services.compute.kernels.cpu.products import BFLOAT16, product, product_of_codes
-from services.compute.kernels.cpu.rows import add_bias, add_norm, gated
+from services.compute.kernels.cpu.rows import add_bias, add_norm, add_scaled, gated, scale_rows
 from services.compute.kernels.cpu.team import team_of
 
 
@@ -22,6 +22,8 @@ def prepare(like: Any) -> None:
     for weight_like in {like.dtype: like, FLOAT.dtype: FLOAT}.values():
         add_norm(at, 0, at, at, 0, 0, 1.0, 1e-5, like, weight_like)
     gated(at, at, 0, 0, 0, like)
+    add_scaled(at, at, 0, 1.0, like)
+    scale_rows(at, 0, 0, 0, 1.0, like)
     rotate(at, at, at, 0, 0, 0, 0, like)
     store(at, 0, at, at, at, like)
     work = np.full(len(WORK), at)

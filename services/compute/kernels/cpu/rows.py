@@ -54,3 +54,20 @@ def add_bias(x_ptr, bias_ptr, num_rows, width, like):
         x = pointer(x_ptr, row * width, like)
         for i in range(width):
             x[i] = narrow(wide(x[i]) + wide(bias[i]), like)
+
+
+@compiled
+def add_scaled(x_ptr, delta_ptr, size, scale, like):
+    """x += scale * delta."""
+    x, delta = pointer(x_ptr, 0, like), pointer(delta_ptr, 0, like)
+    for i in range(size):
+        x[i] = narrow(wide(x[i]) + np.float32(scale) * wide(delta[i]), like)
+
+
+@compiled
+def scale_rows(x_ptr, num_rows, stride, width, scale, like):
+    """x *= scale, in each row."""
+    for row in range(num_rows):
+        x = pointer(x_ptr, row * stride, like)
+        for i in range(width):
+            x[i] = narrow(wide(x[i]) * np.float32(scale), like)

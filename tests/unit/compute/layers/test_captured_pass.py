@@ -65,7 +65,9 @@ def talk(folder: Path, num_pages: int = 100) -> dict[int, list[Any]]:
     return {counter: [server.tokens[counter], server.logprobs[counter]] for counter in range(3)}
 
 
-@pytest.mark.parametrize("family", ["llama 3.2", "qwen2 with windows", "qwen3", "gemma 2"])
+@pytest.mark.parametrize(
+    "family", ["llama 3.2", "qwen2 with windows", "qwen3", "gemma 2", "exaone 4 32b", "smollm 3"]
+)
 @pytest.mark.parametrize("num_pages", [100, 32])
 def test_a_replayed_pass_is_the_pass(
     family: str,
