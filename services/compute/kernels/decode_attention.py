@@ -176,7 +176,8 @@ def _answer(
         begin_M = step_begin(length_M - 1, STEP) + 1
         seen = (tl.where(window > 0, begin_M - window, 0), length_M)
     if sinks is not None:
-        sink_M = tl.load(sinks + head * G + m_M % G, mask=m_M < TOGETHER * G, other=0.0)
+        is_query_M = m_M < TOGETHER * G
+        sink_M = tl.load(sinks + head * G + m_M % G, mask=is_query_M, other=0.0, volatile=True)
     # entries are taken by words of two
     keys = kv_pages + head * (P * D if ENTRY is None else P * D // 2)
     arrival = arrivals + row * K + head
