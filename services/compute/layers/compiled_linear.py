@@ -1,4 +1,5 @@
-"""Linear maps on the CPU in bfloat16, whose products of few rows are compiled kernels.
+"""Linear maps on the CPU in bfloat16, whose products of few rows are compiled kernels, or all where
+torch has no products of bfloat16.
 
 Shape legend: T rows, I inputs, O outputs, G groups of inputs, B blocks of groups.
 """
@@ -83,11 +84,12 @@ class Rooms:
     """Where rows are as kernels read them: all maps use the same memory in turn."""
 
     def __init__(self) -> None:
-        self._rooms: dict[tuple[torch.dtype, int], Tensor] = {}
+        self._rooms: dict[tuple[str, torch.dtype, int], Tensor] = {}
 
-    def of(self, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        if (room := self._rooms.get((dtype, width))) is None:
-            room = self._rooms[dtype, width] = torch.empty(ROOM_ROWS, width, dtype=dtype)
+    def of(self, what: str, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        key = what, dtype, width
+        if (room := self._rooms.get(key)) is None:
+            room = self._rooms[key] = torch.empty(ROOM_ROWS, width, dtype=dtype)
         return room
 
 
@@ -107,9 +109,9 @@ class FewRows:
         self._multiply = worker.address
         has_codes = worker in (multiply_bytes, multiply_halves)
         self._product = product_of_codes if has_codes else product
-        x = rooms.of(num_in, torch.int16 if has_codes else torch.float32)
-        steps, edge = rooms.of(1), rooms.of(PANEL, torch.bfloat16)
-        sums = rooms.of(num_in // parts.group_size) if parts.group_size else None
+        x = rooms.of("x", num_in, torch.int16 if has_codes else torch.float32)
+        steps, edge = rooms.of("steps", 1), rooms.of("edge", PANEL, torch.bfloat16)
+        sums = rooms.of("sums", num_in // parts.group_size) if parts.group_size else None
         team = team_of(num_threads())
         largest = LARGEST_CODE * MOST_INPUTS // max(MOST_INPUTS, num_in)
         tensors = parts.weight, parts.scales, parts.lows

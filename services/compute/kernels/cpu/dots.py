@@ -272,13 +272,8 @@ def _store(b: Builder, value: Value, address: Value) -> None:
 
 def _add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
     """variable += x * y"""
-    lanes = f"v{x.type.count}" if isinstance(x.type, ir.VectorType) else ""
-    b.store(_called(b, f"llvm.fma.{lanes}f32", x.type, x, y, b.load(variable)), variable)
-
-
-def _added_up(b: Builder, x: Value) -> Value:
-    name = f"llvm.vector.reduce.fadd.v{x.type.count}f32"
-    return _called(b, name, FLOAT, FLOAT(-0.0), x, fastmath=("reassoc",))
+    name = f"llvm.fma.v{x.type.count}f32"
+    b.store(_called(b, name, x.type, x, y, b.load(variable)), variable)
 
 
 panel_of_numbers, pair_of_numbers = _panel_of_numbers(1), _panel_of_numbers(2)

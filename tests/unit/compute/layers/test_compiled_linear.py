@@ -61,13 +61,16 @@ def test_few_rows_are_multiplied_exactly(
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("rows", [1, 6, 21])
-@pytest.mark.parametrize(("group_size", "has_zeros"), [(32, False), (64, True), (256, True)])
+@pytest.mark.parametrize("rows", [1, 6, 21, 67])
+@pytest.mark.parametrize(
+    ("inputs", "group_size", "has_zeros"),
+    [(256, 32, False), (256, 64, True), (256, 256, True), (128, 128, True)],
+)
 def test_codes_of_4_bits_are_multiplied_exactly(
-    group_size: int, has_zeros: bool, rows: int, threads: int
+    inputs: int, group_size: int, has_zeros: bool, rows: int, threads: int
 ) -> None:
     torch.manual_seed(0)
-    weight, x = halves(256, group_size, has_zeros), torch.randn(rows, 256).bfloat16()
+    weight, x = halves(inputs, group_size, has_zeros), torch.randn(rows, inputs).bfloat16()
     bias = torch.randn(50).bfloat16()
     linear = CompiledLinears(BFLOAT16, keep_dense=False)(weight, bias)
     exact = x.double() @ numbers(weight).T + bias.double()
