@@ -32,6 +32,7 @@ from services.compute.kernels.expert_matmul_config import (
     ExpertStack,
     block_rows,
     expert_config,
+    has_halves,
 )
 from services.compute.kernels.expert_matvec import (
     ExpertRowConfig,
@@ -105,9 +106,9 @@ class Mixture:
         if self.kind is None:
             weight = torch.randn(rows, num_in, device="cuda", dtype=DTYPE).mul_(scale)
             return ExpertStack(weight, self.num_experts, bias)
-        has_halves = self.kind in ("int4", "fp4")
-        num_bytes = num_in // 2 if has_halves else num_in
-        most = 256 if has_halves else 120  # no code of FP8 that is no number
+        in_halves = self.kind in ("int4", "fp4")
+        num_bytes = num_in // 2 if in_halves else num_in
+        most = 256 if in_halves else 120  # no code of FP8 that is no number
         codes = torch.randint(0, most, (rows, num_bytes), device="cuda", dtype=torch.uint8)
         dtypes = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
         power = torch.randint(-8, -4, (rows, num_in // (self.group or num_in)), device="cuda")
@@ -116,7 +117,8 @@ class Mixture:
             codes.view(dtypes.get(self.kind, torch.uint8)),
             power.float().exp2().to(DTYPE),
         )
-        return ExpertStack(packed.with_adjacent_rows(), self.num_experts, bias)
+        weight = packed.with_adjacent_rows().with_halfwords()
+        return ExpertStack(weight, self.num_experts, bias)
 
 
 MIXTURES = (
@@ -309,7 +311,7 @@ def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
     for pdl in (False, True):
         runs = [partial(r.layer, gate_config, down_config, pdl=pdl) for r in drawn]
         yield case(f"{at} layer{', pdl' * pdl}", runs, first, both)
-    if num_tokens <= MAX_ROW_TOKENS:
+    if num_tokens <= MAX_ROW_TOKENS and not has_halves(gate_up):
         first.layer_by_row(pdl=True)
         configs = [expert_row_config(s, gated=s is gate_up) for s in both]
         print(f"by row: error {first.layer_error():.4f}; {configs}")

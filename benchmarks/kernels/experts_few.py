@@ -1,4 +1,5 @@
-"""`python -m benchmarks.kernels experts_few`: mixtures of experts at 1, 2 and 4 rows.
+"""`python -m benchmarks.kernels experts_few`: mixtures of experts at 1, 2 and 4 rows, which may
+go one by one.
 
 All launches of a layer by row and by tile, then its products by row with other constants. Results
 are compared with float64 first: a line begins with the error in units of the outputs' root mean
@@ -15,19 +16,16 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from benchmarks.kernels.experts import DTYPE, MIXTURES, ROUTINGS, Mixture, Rows, case
+from benchmarks.kernels.experts import DTYPE, ROUTINGS, Mixture, Rows, case
+from benchmarks.kernels.experts import MIXTURES as ALL_MIXTURES
 from benchmarks.kernels.matvec_sweep import compilers
 from services.compute.kernels.expert_matmul_config import block_rows, expert_config
 from services.compute.kernels.expert_matvec import ExpertRowConfig, expert_row_config
-from services.compute.quantization.packed import Packed
 
 TOKENS = (1, 2, 4)
+MIXTURES = [mixture for mixture in ALL_MIXTURES if mixture.kind != "fp4"]
 MAX_ERROR = 0.05
 
-QUAD_CONFIGS = {
-    True: [(8, 1024, 1), (8, 1024, 2), (16, 1024, 4), (32, 1024, 4)],
-    False: [(8, 1024, 8), (16, 1024, 4)],
-}
 CONFIGS = {
     True: [(1, 2048, 2), (1, 2048, 4), (2, 2048, 4), (4, 1024, 4)],
     False: [(1, 256, 1), (2, 256, 2), (4, 256, 2), (4, 256, 4)],
@@ -79,11 +77,8 @@ def _compile(index: int, part: int) -> None:
 def _row_configs(mixture: Mixture, *, gated: bool) -> list[ExpertRowConfig]:
     """The default first."""
     stack = mixture.gate_up if gated else mixture.down
-    weight = stack.weight
-    has_halves = isinstance(weight, Packed) and weight.has_halves
-    configs = QUAD_CONFIGS if has_halves else CONFIGS
     found = [expert_row_config(stack, gated=gated)]
-    return [*found, *(ExpertRowConfig(*config) for config in configs[gated])]
+    return [*found, *(ExpertRowConfig(*config) for config in CONFIGS[gated])]
 
 
 def _of_mixture(mixture: Mixture, num_tokens: int) -> Iterator[Case]:

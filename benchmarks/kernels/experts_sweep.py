@@ -24,6 +24,7 @@ from services.compute.kernels.expert_matmul_config import (
     ExpertStack,
     block_rows,
     expert_config,
+    has_halves,
     stage_bytes,
 )
 from services.compute.kernels.expert_matvec import (
@@ -34,7 +35,7 @@ from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.quantization.packed import Packed
 
 TOKENS = (1, 64, 256, 2048)
-"""One by row, the others by tiles."""
+"""One by row but of halfwords, the others by tiles."""
 
 MOST_CUTS = 26
 BEST = 3
@@ -55,7 +56,7 @@ class Product:
 
     @property
     def by_row(self) -> bool:
-        return self.num_tokens == 1
+        return self.num_tokens == 1 and not has_halves(self.stack)
 
     @property
     def name(self) -> str:

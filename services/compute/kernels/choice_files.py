@@ -23,7 +23,7 @@ from services.compute.kernels.packed_matmul import PackedConfig
 from services.compute.kernels.quantized_matmul_config import QuantizedConfig
 from services.compute.kernels.skinny_matmul_config import SkinnyConfig
 
-FORMAT = 2
+FORMAT = 3
 """Raised with every change of a kernel after which other constants may be best: a machine's own
 file of another number is measured anew."""
 

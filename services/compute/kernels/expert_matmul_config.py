@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Key, Options, packed_form
-from services.compute.kernels.expert_quads import has_quads
 from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
@@ -18,9 +17,14 @@ from services.compute.quantization.packed import STEP_INPUTS, Packed, Weight
 
 MAX_ROW_TOKENS = 1
 MAX_CODE_ROW_TOKENS = 2
-"""That go one by one; of codes, the other. A layer's launches on an H200, one by one and by tiles,
-in microseconds: of Qwen3-30B-A3B at one token 28 and 29, at two 51 and 48; of its codes of FP8 24
-and 33, 37 and 39, at four 66 and 61; of gpt-oss-20B's of MXFP4 44 and 48, at four 116 and 90."""
+"""That go one by one; of codes of 8 bits, the other. A layer's launches on an H200, one by one and
+by tiles, in microseconds: of Qwen3-30B-A3B at one token 28 and 29, at two 51 and 48; of its codes
+of FP8 24 and 33, 37 and 39, at four 66 and 61."""
+
+FEW_PAIRS = 16
+"""So many leave multiprocessors without a program: where steps can be twice as long, programs have
+half as many outputs. Gates and ups of one token of gpt-oss-20B took 19.6 microseconds, and take
+16.5. As many inputs a step as before are slower from two tokens on."""
 
 MAX_BLOCK_ROWS = 128
 MAX_CODE_BLOCK_ROWS = 64
@@ -80,14 +84,12 @@ Way: TypeAlias = Literal["row", "tile"]
 """What a program has: a row (expert_matvec), or a tile of those of an expert."""
 
 
-def way(num_tokens: int, stack: ExpertStack, dtype: torch.dtype, *, invariant: bool = False) -> Way:
+def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
     """How so many tokens meet their experts. Where a row's result may not follow from how many
     there are, all go by tiles."""
     weight, most = stack.weight, MAX_ROW_TOKENS
     if isinstance(weight, Packed):
-        in_integers = dtype == torch.bfloat16 and has_quads(weight)
-        is_slow = weight.has_halves and not in_integers
-        most = 0 if is_slow else MAX_CODE_ROW_TOKENS
+        most = 0 if weight.has_halves else MAX_CODE_ROW_TOKENS
     return "row" if num_tokens <= most and not invariant else "tile"
 
 
@@ -108,17 +110,25 @@ def block_rows(
 
 
 def expert_config(
-    rows: int, stack: ExpertStack, dtype: torch.dtype, *, gated: bool
+    rows: int, stack: ExpertStack, dtype: torch.dtype, *, gated: bool, few: bool = False
 ) -> ExpertConfig:
-    """For tiles of so many rows."""
+    """For tiles of so many rows; `few`: of at most `FEW_PAIRS`."""
     if dtype == torch.float32:
         block_in = _block_in(stack, rows) if isinstance(stack.weight, Packed) else 32
         return ExpertConfig(rows, 32, block_in, num_stages=2)
     is_wide = isinstance(stack.weight, Packed) or rows >= MAX_BLOCK_ROWS
     block_out = 128 if is_wide and not gated else 64
+    block_in = _block_in(stack, rows)
+    can_be_long = has_halves(stack) and can_step(stack.weight, 2 * STEP_INPUTS)
+    if can_be_long and rows == MIN_BLOCK_ROWS and (few or not gated):
+        block_out, block_in = block_out // 2, 2 * STEP_INPUTS
     num_warps = 8 if rows >= MAX_BLOCK_ROWS else 4
-    config = ExpertConfig(rows, block_out, _block_in(stack, rows), num_warps)
-    return _staged(config, stack, gated)
+    return _staged(ExpertConfig(rows, block_out, block_in, num_warps), stack, gated)
+
+
+def has_halves(stack: ExpertStack) -> bool:
+    """Whether it is codes of 4 bits, which take tiles for any number of rows."""
+    return isinstance(stack.weight, Packed) and stack.weight.has_halves
 
 
 def _block_in(stack: ExpertStack, rows: int) -> int:
@@ -135,14 +145,15 @@ def can_step(weight: Weight, block_in: int) -> bool:
 
 
 def expert_options(
-    rows: int, stack: ExpertStack, dtype: torch.dtype, *, gated: bool
+    rows: int, stack: ExpertStack, dtype: torch.dtype, *, gated: bool, few: bool = False
 ) -> Options[ExpertConfig]:
-    config = expert_config(rows, stack, dtype, gated=gated)
+    config = expert_config(rows, stack, dtype, gated=gated, few=few)
     name = str(dtype).removeprefix("torch.")
     weight = stack.weight
     form = packed_form(weight, name) if isinstance(weight, Packed) else name
     kernel = "expert_gate_up" if gated else "expert_down"
-    key = Key(kernel, f"{form} of {stack.num_experts}", stack.num_out, stack.num_in, rows)
+    form = f"{form} of {stack.num_experts}{', few' * (few and has_halves(stack))}"
+    key = Key(kernel, form, stack.num_out, stack.num_in, rows)
     if dtype == torch.float32:  # for comparisons, not for speed
         return Options(key, config, list)
     return Options(key, config, partial(_neighbours, config, stack, gated))
@@ -190,12 +201,11 @@ def _staged(config: ExpertConfig, stack: ExpertStack, gated: bool) -> ExpertConf
 
 
 def _programs(config: ExpertConfig, stack: ExpertStack, gated: bool) -> int:
-    """Where two codes in a byte are decoded, as many as there are registers for."""
-    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    """Of codes of 4 bits, as many as there are registers for."""
     outputs = config.block_out * (2 if gated else 1)
-    if not has_halves or config.num_warps > 4 or outputs > 128:
+    if not has_halves(stack) or config.num_warps > 4 or outputs > 128:
         return 2
-    return 4 if config.block_rows <= 32 and config.block_in == STEP_INPUTS else 3
+    return 4 if config.block_rows <= 32 and outputs * config.block_in <= 128 * STEP_INPUTS else 3
 
 
 def _is_valid(config: ExpertConfig, stack: ExpertStack, gated: bool) -> bool:

@@ -3,7 +3,7 @@
 A program of the first product has a pair and some gates of its expert; one of the second has some
 outputs of a token, and adds up what all of its experts make of it, in the order of choice. So there
 are two launches. Weights that two tokens share are read twice, the second time from the L2 cache.
-Codes of 4 bits meet integers instead (expert_quads.py).
+Codes of 4 bits take tiles (expert_matmul.py).
 
 Shape legend: T tokens, K experts of a token, R = T * K pairs, X experts, E hidden width, F inner
 width, I inputs, O outputs.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,15 +21,9 @@ from torch import Tensor
 from services.compute.kernels.activations import gated_rounded
 from services.compute.kernels.combine_experts import SharedRows, add_shared
 from services.compute.kernels.expert_matmul_config import ExpertStack
-from services.compute.kernels.expert_quads import (
-    QUAD,
-    has_quads,
-    quad_down_kernel,
-    quad_gate_up_kernel,
-)
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.packed_codes import kernel_kind
-from services.compute.kernels.packed_matvec import HALF, packed_sums, unit_inputs
+from services.compute.kernels.packed_matvec import packed_sums, unit_inputs
 from services.compute.kernels.routing import NOWHERE as _NOWHERE
 from services.compute.quantization.packed import Packed
 
@@ -47,7 +40,6 @@ class ExpertRowConfig:
     num_warps: int = 4
 
 
-WARP_QUADS = 32
 NOWHERE = tl.constexpr(_NOWHERE)
 
 MOST_INPUTS = 34_000
@@ -57,13 +49,8 @@ loads begin at once, and V2-Lite's 33,792 are 132 registers of a thread."""
 
 def expert_row_config(stack: ExpertStack, *, gated: bool, top_k: int = 1) -> ExpertRowConfig:
     """Measured on an H200 at one token. Gates and ups: Qwen3-30B-A3B, one output 14.5 microseconds,
-    two 16.4; gpt-oss-20B in MXFP4, 16 of two warps 19.1, 8 of one 26.2. Down, in FP8: one output of
-    a warp 7.4, four of four 11.5."""
+    two 16.4. Down, in FP8: one output of a warp 7.4, four of four 11.5."""
     is_packed = isinstance(stack.weight, Packed)
-    if isinstance(stack.weight, Packed) and has_quads(stack.weight):
-        count = stack.num_in // QUAD
-        quads = next((q for q in (32, 16, 8) if -(-count // q) * q * 8 <= count * 9), WARP_QUADS)
-        return ExpertRowConfig(16, quads * QUAD, 2) if gated else ExpertRowConfig(8, quads * QUAD)
     width = triton.next_power_of_2(stack.num_in)
     if not gated and is_packed:  # a warp has a row
         return ExpertRowConfig(1, min(256, width), num_warps=1)
@@ -114,7 +101,7 @@ def _code_sums(
     KIND: tl.constexpr = FORM[3]  # Triton 3.6 passes a text on as one of these alone
     return packed_sums(
         x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN, FORM[0], FORM[1], FORM[2],
-        KIND, FORM[4], FORM[5], FORM[6], UNITS, UNIT_BYTES, EVEN,
+        KIND, False, FORM[4], False, UNITS, UNIT_BYTES, EVEN,
     )  # fmt: skip
 
 
@@ -237,19 +224,6 @@ def expert_gate_up_rows(
     assert num_pairs == experts_TK.numel() and 2 * num_out == stack.num_out
     config = config or expert_row_config(stack, gated=True)
     assert x_TE.is_contiguous() and out_RF.is_contiguous() and experts_TK.is_contiguous()
-    if _in_integers(x_TE, stack):
-        quad_gate_up_kernel[(triton.cdiv(num_out, config.rows), num_pairs)](
-            x_TE.view(torch.int32),
-            experts_TK,
-            *_operands(stack, torch.int32),
-            out_RF,
-            NUM_OUT=num_out,
-            K=experts_TK.shape[1],
-            GATING=gating,
-            **_quad_constants(stack, config, x_TE, is_spread),
-            **dependent_launch(pdl, out_RF),
-        )
-        return
     _gate_up_kernel[(triton.cdiv(num_out, config.rows), num_pairs)](
         x_TE,
         experts_TK,
@@ -286,21 +260,6 @@ def expert_down_rows(
     assert num_out == stack.num_out and len(inner_RF) == experts_TK.numel()
     config = config or expert_row_config(stack, gated=False, top_k=experts_TK.shape[1])
     assert inner_RF.is_contiguous() and out_TE.is_contiguous()
-    if _in_integers(inner_RF, stack):
-        quad_down_kernel[(triton.cdiv(num_out, config.rows), num_tokens)](
-            inner_RF.view(torch.int32),
-            experts_TK,
-            weights_TK,
-            *_operands(stack, torch.int32),
-            *(shared or (None, None)),
-            out_TE,
-            NUM_OUT=num_out,
-            K=experts_TK.shape[1],
-            BLOCK_K=triton.next_power_of_2(experts_TK.shape[1]),
-            **_quad_constants(stack, config, inner_RF, is_spread),
-            **dependent_launch(pdl, out_TE),
-        )
-        return
     _down_kernel[(triton.cdiv(num_out, config.rows), num_tokens)](
         inner_RF,
         experts_TK,
@@ -317,36 +276,15 @@ def expert_down_rows(
     )
 
 
-def _in_integers(x: Tensor, stack: ExpertStack) -> bool:
-    weight = stack.weight
-    return x.dtype == torch.bfloat16 and isinstance(weight, Packed) and has_quads(weight)
-
-
-def _quad_constants(
-    stack: ExpertStack, config: ExpertRowConfig, x: Tensor, is_spread: bool
-) -> dict[str, Any]:
-    weight = stack.weight
-    assert isinstance(weight, Packed)
-    num_groups, strides = weight.scales_OG.shape[1], weight.scales_OG.stride()
-    return {
-        "NUM_IN": stack.num_in,
-        "ROWS": config.rows,
-        "QUADS": config.step_inputs // QUAD,
-        "FORM": (weight.kind, num_groups, *strides, weight.zeros_OG is not None, is_spread),
-        "ASM": x.is_cuda,
-        "num_warps": config.num_warps,
-    }
-
-
 def _operands(
-    stack: ExpertStack, words: torch.dtype | None = None
+    stack: ExpertStack,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Numbers or codes, as words if asked to; scales, zeros, and biases."""
+    """Numbers or codes, scales, zeros, and biases."""
     weight = stack.weight
     if not isinstance(weight, Packed):
         return weight, None, None, stack.bias_XO
-    codes = weight.loadable_OB if words is None else weight.codes_OB.view(words)
-    return codes, weight.scales_OG, weight.zeros_OG, stack.bias_XO
+    assert not weight.has_halves and weight.order_I is None
+    return weight.loadable_OB, weight.scales_OG, weight.zeros_OG, stack.bias_XO
 
 
 def _constants(stack: ExpertStack, config: ExpertRowConfig) -> dict[str, Any]:
@@ -354,16 +292,12 @@ def _constants(stack: ExpertStack, config: ExpertRowConfig) -> dict[str, Any]:
     same = {"NUM_IN": stack.num_in, "ROWS": config.rows}
     if not isinstance(weight, Packed):
         return {**same, "FORM": None, "UNIT_BYTES": config.step_inputs, "UNITS": 1}
-    assert weight.order_I is None
     unit = unit_inputs(weight)
     form = (
         weight.scales_OG.shape[1],
         *weight.scales_OG.stride(),
         kernel_kind(weight),
-        weight.has_halves,
         weight.zeros_OG is not None,
-        weight.has_halves and weight.group_size == HALF,
     )
-    unit_bytes = unit // 2 if weight.has_halves else unit
     units = max(1, config.step_inputs // unit)
-    return {**same, "FORM": form, "UNIT_BYTES": unit_bytes, "UNITS": units}
+    return {**same, "FORM": form, "UNIT_BYTES": unit, "UNITS": units}

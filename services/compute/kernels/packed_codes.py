@@ -1,4 +1,8 @@
-"""The codes of packed weights, decoded in registers; quantization/packed.py has their meaning."""
+"""The codes of packed weights, decoded in registers: quantization/packed.py has their meaning,
+quantization/halfwords.py an order of them.
+
+Shape legend: O outputs, H halfwords, I inputs: four of a halfword.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
+from services.compute.quantization.halfwords import (
+    CODE,
+    FOURTH,
+    FOURTH_FACTOR,
+    FOURTH_SHIFT,
+    SHIFTS,
+)
 from services.compute.quantization.packed import Packed
 
 # Two bytes as bfloat16 in a register, as which threads hold them for tensor cores: of four the
@@ -25,40 +36,55 @@ lop3.b32 a, a, 0x07f007f0, s, 0xea;
 fma.rn.bf16x2 $0, a, much, zero;
 }
 """)
-# The same of E2M1 in lower and upper halves, 2^126 times smaller, times their scales. A product
-# with two powers of two puts a copy of the code where its sign belongs, and one where the rest
-# does: on the GPUs meant here half as many bits are shifted and masked in a cycle as multiplied.
-_FP4_TO_BF16 = tl.constexpr("""
-{
-.reg .b32 a, u, v, zero;
+_CODE = CODE * 0x10001  # of two halfwords
+
+# Two halfwords as four times two bfloat16, 2^126 times smaller, times their scales. Of shifts and
+# masks the GPUs meant here make half as many in a cycle as of products.
+_FP4_TO_BF16 = tl.constexpr(f"""
+{{
+.reg .b32 a, b, c, d, zero;
 mov.b32 zero, 0;
-cvt.u32.u16 a, $2;
-prmt.b32 a, a, zero, 0x4140;
-and.b32 u, a, 0x000f000f;
-and.b32 v, a, 0x00f000f0;
-mul.lo.u32 u, u, 0x1040;
-mul.lo.u32 v, v, 0x0104;
-and.b32 u, u, 0x81c081c0;
-and.b32 v, v, 0x81c081c0;
-fma.rn.bf16x2 $0, u, $3, zero;
-fma.rn.bf16x2 $1, v, $3, zero;
-}
+and.b32 a, $4, {_CODE};
+mul.lo.u32 b, $4, {1 << SHIFTS[1]};
+mul.lo.u32 c, $4, {1 << SHIFTS[2]};
+shr.u32 d, $4, {FOURTH_SHIFT};
+and.b32 b, b, {_CODE};
+and.b32 c, c, {_CODE};
+and.b32 d, d, {FOURTH * 0x10001};
+mul.lo.u32 d, d, {FOURTH_FACTOR};
+and.b32 d, d, {_CODE};
+fma.rn.bf16x2 $0, a, $5, zero;
+fma.rn.bf16x2 $1, b, $5, zero;
+fma.rn.bf16x2 $2, c, $5, zero;
+fma.rn.bf16x2 $3, d, $5, zero;
+}}
 """)
-# Or-ed into 128 a code of 4 bits is the last bits of a bfloat16; less 136 it is its number.
+# Or-ed into 128 an integer's code is the last bits of a bfloat16; less 136 it is its number.
 _INT4_TO_BF16 = tl.constexpr("""
 {
-.reg .b32 a, b, one, less;
+.reg .b32 a, b, c, d, one, less;
 mov.b32 one, 0x3f803f80;
 mov.b32 less, 0xc308c308;
-cvt.u32.u16 a, $2;
-prmt.b32 a, a, 0, 0x4140;
-shr.b32 b, a, 4;
-lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
+shr.u32 b, $4, 4;
+shr.u32 c, $4, 8;
+shr.u32 d, $4, 12;
+lop3.b32 a, $4, 0x000f000f, 0x43004300, 0xea;
 lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 c, c, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 d, d, 0x000f000f, 0x43004300, 0xea;
 fma.rn.bf16x2 $0, a, one, less;
 fma.rn.bf16x2 $1, b, one, less;
+fma.rn.bf16x2 $2, c, one, less;
+fma.rn.bf16x2 $3, d, one, less;
 }
 """)
+
+FP4_EXPONENT = tl.constexpr(63)
+"""Numbers that `scaled_fp4` makes are 2^63 times smaller than they should be."""
+
+_SECOND, _THIRD = tl.constexpr(SHIFTS[1]), tl.constexpr(SHIFTS[2])
+_FOURTH_SHIFT, _FOURTH = tl.constexpr(FOURTH_SHIFT), tl.constexpr(FOURTH)
+_FOURTH_FACTOR = tl.constexpr(FOURTH_FACTOR)
 
 FP8_SINCE = (8, 9)
 """The compute capability of the first GPUs that convert FP8."""
@@ -93,7 +119,7 @@ def e2m1(code):
 
 
 @triton.jit
-def _half(code, KIND: tl.constexpr, DTYPE: tl.constexpr):
+def half_number(code, KIND: tl.constexpr, DTYPE: tl.constexpr):
     """The numbers of codes of 4 bits (int32)."""
     if KIND == "int4":
         # Or-ed into 2^23 a code is the last bits of a float32: no conversion, of which a
@@ -109,8 +135,8 @@ def decode(codes, HALVES: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr)
     """The numbers of codes; of bytes with two, those of the lower halves and of the upper ones."""
     if HALVES:
         wide = codes.to(tl.int32)
-        low = _half(wide & 15, KIND, DTYPE)
-        high = _half(wide >> 4, KIND, DTYPE)
+        low = half_number(wide & 15, KIND, DTYPE)
+        high = half_number(wide >> 4, KIND, DTYPE)
     else:
         if KIND == "fp8":
             low = codes.to(tl.float8e4nv, bitcast=True).to(DTYPE)
@@ -125,34 +151,70 @@ def decode(codes, HALVES: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr)
 
 
 @triton.jit
-def decode_bf16(codes, KIND: tl.constexpr):
-    """As `decode` on a GPU, to bfloat16, in half as many instructions or fewer: of codes of FP8 and
-    of INT4."""
-    if KIND == "int4":
-        low, high = tl.inline_asm_elementwise(
-            _INT4_TO_BF16, "=r,=r,h", [codes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True,
-            pack=2,
-        )  # fmt: skip
-    else:
-        low = tl.inline_asm_elementwise(
-            _FP8_TO_BF16, "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-        high = low
-    return low, high
-
-
-FP4_EXPONENT = tl.constexpr(63)
-"""Numbers that `decode_scaled_fp4` makes are 2^63 times smaller than they should be."""
+def fp8_to_bf16(codes):
+    """As `decode` on a GPU, in half as many instructions or fewer."""
+    return tl.inline_asm_elementwise(
+        _FP8_TO_BF16, "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
 
 
 @triton.jit
-def decode_scaled_fp4(codes, scale):
-    """Numbers of FP4 in lower and upper halves, times their scales in bfloat16, 2^63 times smaller:
-    in one product. The scale is 2^63 times larger, and has the codes' shape."""
-    return tl.inline_asm_elementwise(
-        _FP4_TO_BF16, "=r,=r,h,r", [codes, scale], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True,
-        pack=2,
+def _in_order(a_OH, b_OH, c_OH, d_OH):
+    """The four numbers of each halfword in the order of inputs: it moves none to another thread."""
+    O: tl.constexpr = a_OH.shape[0]  # noqa: E741
+    N: tl.constexpr = a_OH.shape[1] // 8
+    a_c = tl.join(tl.reshape(a_OH, (O, N, 8)), tl.reshape(c_OH, (O, N, 8)))
+    b_d = tl.join(tl.reshape(b_OH, (O, N, 8)), tl.reshape(d_OH, (O, N, 8)))
+    return tl.reshape(tl.permute(tl.join(a_c, b_d), (0, 1, 3, 4, 2)), (O, N * 32))
+
+
+@triton.jit
+def scaled_fp4(codes_OH, scale_OH):
+    """The numbers [O, I] of FP4 in bfloat16 times their scales, of which each is 2^63 times larger
+    than it should be, 2^63 times smaller: by one product."""
+    a, b, c, d = tl.inline_asm_elementwise(
+        _FP4_TO_BF16, "=r,=r,=r,=r,r,r", [codes_OH, scale_OH],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
     )  # fmt: skip
+    return _in_order(a, b, c, d)
+
+
+@triton.jit
+def integers(codes_OH):
+    """The numbers [O, I] of INT4 in bfloat16."""
+    a, b, c, d = tl.inline_asm_elementwise(
+        _INT4_TO_BF16, "=r,=r,=r,=r,r", [codes_OH],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+    )  # fmt: skip
+    return _in_order(a, b, c, d)
+
+
+@triton.jit
+def _code(bits):
+    """Of FP4, from where bfloat16 has it."""
+    return ((bits >> 12) & 8) | ((bits >> 6) & 7)
+
+
+@triton.jit
+def decode_halfwords(codes_OH, KIND: tl.constexpr, DTYPE: tl.constexpr):
+    """The numbers [O, I], on any device."""
+    bits = codes_OH.to(tl.int32)
+    if KIND == "int4":
+        a = bits & 15
+        b = (bits >> 4) & 15
+        c = (bits >> 8) & 15
+        d = (bits >> 12) & 15
+    else:
+        a = _code(bits)
+        b = _code(bits << _SECOND)
+        c = _code(bits << _THIRD)
+        d = _code(((bits >> _FOURTH_SHIFT) & _FOURTH) * _FOURTH_FACTOR)
+    return _in_order(
+        half_number(a, KIND, DTYPE),
+        half_number(b, KIND, DTYPE),
+        half_number(c, KIND, DTYPE),
+        half_number(d, KIND, DTYPE),
+    )
 
 
 @triton.jit

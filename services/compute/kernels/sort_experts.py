@@ -78,6 +78,13 @@ class ExpertOrder:
         return ExpertOrder(num_experts, block_rows, num_pairs, order_R, tiles_3N)
 
     @staticmethod
+    def of_one_token(top_k: int, num_experts: int, device: torch.device) -> ExpertOrder:
+        """A tile for each of its pairs, whose experts it says by writing the first row of tiles."""
+        pairs = torch.arange(top_k, dtype=torch.int32, device=device)
+        tiles_3N = torch.stack((torch.zeros_like(pairs), pairs, pairs + 1))
+        return ExpertOrder(num_experts, MIN_BLOCK_ROWS, top_k, pairs, tiles_3N)
+
+    @staticmethod
     def empty(
         num_pairs: int, num_experts: int, block_rows: int, device: torch.device
     ) -> ExpertOrder:

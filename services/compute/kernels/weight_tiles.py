@@ -1,9 +1,9 @@
 """Tiles of weights or codes for tensor cores, and the sums of their products.
 
-Codes are decoded in registers. Scales of groups of 128 inputs or more are multiplied into the sums
-of a step; smaller ones into the weights, which are then rounded to the inputs' dtype. Weights,
-codes and scales are copied by the multiprocessor's own engine (TMA) where it has one, many steps
-ahead.
+Codes are decoded in registers, those of 4 bits out of halfwords. Scales of groups of 128 inputs or
+more are multiplied into the sums of a step; smaller ones into the weights, which are then rounded
+to the inputs' dtype. Weights, codes and scales are copied by the multiprocessor's own engine (TMA)
+where it has one, many steps ahead.
 
 Shape legend: T rows, I inputs of a step, O outputs, G groups of a step's inputs, B bytes of its
 codes.
@@ -23,9 +23,11 @@ from services.compute.kernels.packed_codes import (
     FP4_EXPONENT,
     complete,
     decode,
-    decode_bf16,
-    decode_scaled_fp4,
+    decode_halfwords,
+    fp8_to_bf16,
+    integers,
     kernel_kind,
+    scaled_fp4,
 )
 from services.compute.kernels.quantized_matmul_config import COPY_ALIGNMENT, fits_device
 from services.compute.quantization.packed import STEP_INPUTS, Packed, Weight
@@ -35,7 +37,7 @@ class WeightForm(NamedTuple):
     """A constant of kernels."""
 
     kind: str | None = None  # how codes are decoded; None: weights are numbers
-    halves: bool = False
+    per_item: int = 1  # codes of what is loaded at once
     groups: int = 1  # of a row
     has_zeros: bool = False
     strides: tuple[int, int] = (0, 0)  # of scales and zeros
@@ -49,7 +51,7 @@ class WeightForm(NamedTuple):
         num_groups, (stride_o, stride_g) = weight.scales_OG.shape[1], weight.scales_OG.stride()
         return WeightForm(
             kernel_kind(weight),
-            weight.has_halves,
+            _codes_of(weight)[1],
             num_groups,
             weight.zeros_OG is not None,
             (stride_o, stride_g),
@@ -61,14 +63,20 @@ def _way(weight: Packed, x: Tensor) -> str | None:
     """Of decoding: with few instructions, where there are such for a weight."""
     if not x.is_cuda:
         return "wide"  # the interpreter multiplies bf16 by its bits
-    num_groups, size = weight.scales_OG.shape[1], weight.group_size
     if x.dtype != torch.bfloat16:
         return None
+    num_groups, size = weight.scales_OG.shape[1], weight.group_size
     if weight.kind == "fp4" and num_groups > 1 and size in (32, 64):
-        is_exact = weight.scales_OG.dtype == torch.bfloat16 and weight.zeros_OG is None
-        return "scaled fp4" if is_exact else None
+        return "scaled fp4" if weight.scales_OG.dtype == torch.bfloat16 else None
     by_sums = num_groups == 1 or size % STEP_INPUTS == 0
     return "bf16" if by_sums and weight.kind in ("fp8", "int4") else None
+
+
+def _codes_of(weight: Packed) -> tuple[Tensor, int]:
+    """The codes as they are loaded, and how many each item has."""
+    if weight.in_halfwords:
+        return weight.codes_OB.view(torch.int16), 4
+    return weight.loadable_OB, 1
 
 
 def weight_operands(
@@ -82,11 +90,11 @@ def weight_operands(
     """
     if not isinstance(weight, Packed):
         return [_copied(weight, [block_out, block_in]), None, None, weight, None, None]
-    step_bytes = block_in // 2 if weight.has_halves else block_in
+    loaded, per_item = _codes_of(weight)
     num_groups = max(1, block_in * weight.scales_OG.shape[1] // weight.num_inputs)
     scales, zeros = weight.scales_OG.t(), None if weight.zeros_OG is None else weight.zeros_OG.t()
-    codes = weight.loadable_OB.unflatten(0, (num_slabs, -1))
-    copies = [_copied(codes, [parts, block_out, step_bytes]), None, None]
+    codes = loaded.unflatten(0, (num_slabs, -1))
+    copies = [_copied(codes, [parts, block_out, block_in // per_item]), None, None]
     if weight.scales_OG.shape[1] > 1:  # those of whole rows are read once, at the end
         for place, values in ((1, scales), (2, zeros)):
             if values is not None:
@@ -94,7 +102,7 @@ def weight_operands(
                 copies[place] = _copied(slabs, [num_groups, parts, block_out])
         if copies[1] is None:
             copies[0] = None
-    return [*copies, weight.loadable_OB, scales, zeros]
+    return [*copies, loaded, scales, zeros]
 
 
 def _copied(values: Tensor, block: list[int]) -> TensorDescriptor | None:
@@ -114,7 +122,7 @@ def row_operand(x: Tensor, block_rows: int, block_in: int) -> TensorDescriptor |
 @triton.jit
 def _load_codes(
     desc, code_ptr, slab, first_o, start, ROWS: tl.constexpr, BLOCK_B: tl.constexpr,
-    NUM_BYTES: tl.constexpr, NUM_OUT: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
+    NUM_ITEMS: tl.constexpr, NUM_OUT: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Weights or codes [O, B], of the slab's parts one below the other; 0 beyond the last
     columns."""
@@ -126,11 +134,11 @@ def _load_codes(
     else:
         row_O = _rows(slab, first_o, ROWS, NUM_OUT, PARTS)
         b = start + tl.arange(0, BLOCK_B)
-        pointers = code_ptr + row_O[:, None] * NUM_BYTES + b[None, :]
-        if NUM_BYTES % BLOCK_B == 0:
+        pointers = code_ptr + row_O[:, None] * NUM_ITEMS + b[None, :]
+        if NUM_ITEMS % BLOCK_B == 0:
             codes = tl.load(pointers, eviction_policy="evict_first")
         else:
-            codes = tl.load(pointers, mask=(b < NUM_BYTES)[None, :], other=0)
+            codes = tl.load(pointers, mask=(b < NUM_ITEMS)[None, :], other=0)
     return codes
 
 
@@ -148,7 +156,8 @@ def _load_groups(
     desc, value_ptr, slab, first_o, first_group, ROWS: tl.constexpr, STEP_GROUPS: tl.constexpr,
     NUM_OUT: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Scales or zeros [O, G] of a step's groups, in float32; 0 beyond the last group."""
+    """Scales or zeros [O, G] of a step's groups, in float32 but for `scaled_fp4`; 0 beyond the
+    last group."""
     if desc is not None:
         value_GPO = desc.load([first_group, slab, first_o])
         value_OG = tl.reshape(tl.permute(value_GPO, (1, 2, 0)), (ROWS, STEP_GROUPS))
@@ -157,7 +166,9 @@ def _load_groups(
         group = first_group + tl.arange(0, STEP_GROUPS)
         place = row_O[:, None] * FORM[4][0] + (group * FORM[4][1])[None, :]
         value_OG = tl.load(value_ptr + place, mask=(group < FORM[2])[None, :], other=0.0)
-    return value_OG.to(tl.float32)
+    if FORM[5] != "scaled fp4":
+        value_OG = value_OG.to(tl.float32)
+    return value_OG
 
 
 @triton.jit
@@ -170,34 +181,21 @@ def _spread(value_OG, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _as_they_come(low_OB, high_OB):
-    """Of lower and upper halves, the weights in the order of inputs: it moves none to another
-    thread."""
-    BLOCK_O: tl.constexpr = low_OB.shape[0]
-    BLOCKS: tl.constexpr = low_OB.shape[1] // 16
-    low = tl.reshape(low_OB, (BLOCK_O, BLOCKS, 16))
-    both = tl.join(low, tl.reshape(high_OB, (BLOCK_O, BLOCKS, 16)))
-    return tl.reshape(tl.permute(both, (0, 1, 3, 2)), (BLOCK_O, BLOCKS * 32))
-
-
-@triton.jit
 def _decoded(codes, scale_OG, zero_OG, dtype: tl.constexpr, FORM: tl.constexpr):
     """The weights, with their scales if a step has several of a row."""
     KIND: tl.constexpr = FORM[0]
-    HALVES: tl.constexpr = FORM[1]
     WAY: tl.constexpr = FORM[5]
     GROUPS: tl.constexpr = scale_OG.shape[1]
+    DTYPE: tl.constexpr = tl.float32 if GROUPS > 1 or WAY == "wide" else dtype
     if WAY == "scaled fp4":
-        scale = (scale_OG * 2.0**FP4_EXPONENT).to(tl.bfloat16)
-        low, high = decode_scaled_fp4(codes, _spread(scale, codes.shape[1]))
+        scale_OH = _spread(scale_OG * 2.0**FP4_EXPONENT, codes.shape[1])
+        w_OI = scaled_fp4(codes, scale_OH)
+    elif FORM[1] == 4:
+        w_OI = integers(codes) if WAY == "bf16" else decode_halfwords(codes, KIND, DTYPE)
     elif WAY == "bf16":
-        low, high = decode_bf16(codes, KIND)
+        w_OI = fp8_to_bf16(codes)
     else:
-        DTYPE: tl.constexpr = tl.float32 if GROUPS > 1 or WAY == "wide" else dtype
-        low, high = decode(codes, HALVES, KIND, DTYPE)
-    w_OI = low
-    if HALVES:
-        w_OI = _as_they_come(low, high)
+        w_OI, _ = decode(codes, False, KIND, DTYPE)
     if GROUPS > 1 and WAY != "scaled fp4":
         if FORM[3]:
             w_OI -= _spread(zero_OG, w_OI.shape[1])
@@ -221,13 +219,13 @@ def step_weights(
 ):  # fmt: skip
     """Weights [O, I] of a step, for rows of this dtype, and the scales and zeros that they are
     without."""
-    BLOCK_B: tl.constexpr = BLOCK_I // 2 if FORM[1] else BLOCK_I
-    NUM_BYTES: tl.constexpr = NUM_IN // 2 if FORM[1] else NUM_IN
+    BLOCK_B: tl.constexpr = BLOCK_I // FORM[1]
+    NUM_ITEMS: tl.constexpr = NUM_IN // FORM[1]
     G: tl.constexpr = FORM[2]
     STEP_GROUPS: tl.constexpr = max(1, BLOCK_I * G // NUM_IN) if G > 1 else 1
     GROUP_STEPS: tl.constexpr = max(1, NUM_IN // (G * BLOCK_I))
     codes = _load_codes(
-        code_desc, code_ptr, slab, first_o, step * BLOCK_B, ROWS, BLOCK_B, NUM_BYTES, NUM_OUT,
+        code_desc, code_ptr, slab, first_o, step * BLOCK_B, ROWS, BLOCK_B, NUM_ITEMS, NUM_OUT,
         PARTS, FORM,
     )  # fmt: skip
     first_group = step // GROUP_STEPS * STEP_GROUPS

@@ -2,8 +2,9 @@
 
 Very few rows take three: the router's product and the choice, and two products that read the maps
 of each row's experts. Many take five: rows are put in the order of experts, so that a tile of a
-product has one expert's, and what becomes of them is added up by the norm behind. Where maps take
-codes of 8 bits, one or two more make them.
+product has one expert's, and what becomes of them is added up by the norm behind; of one row, which
+some maps take so as well, there is nothing to order. Where maps take codes of 8 bits, one or two
+more launches make them.
 
 Shape legend: T tokens, E hidden width, F inner width of an expert, X experts, K experts of a token,
 R = T * K pairs of a token and an expert.
@@ -12,7 +13,7 @@ R = T * K pairs of a token and an expert.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from services.compute.kernels.choices import Choices
 from services.compute.kernels.combine_experts import SharedRows, WeightedRows
 from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
 from services.compute.kernels.expert_matmul_config import (
+    FEW_PAIRS,
     ExpertConfig,
     ExpertStack,
     block_rows,
@@ -99,6 +101,7 @@ class ExpertProduct:
         self._choices = choices
         self._num_real = step_counts[NUM_TOKENS : NUM_TOKENS + 1]
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=step_counts.device)
+        self._one_token: dict[int, ExpertOrder] = {}  # by its number of experts
         self._invariant = invariant
         self._num_segments = num_segments
         self._takes_quantized = not invariant and fits_device(step_counts.device)
@@ -115,15 +118,24 @@ class ExpertProduct:
     ) -> WeightedRows | None:
         """As `StepContext.experts` says; the room may be the memory of `shared_TE`. What is
         returned is not yet added up into it, and lies there and in `kept`."""
-        routes = self._routes(x_TE, experts, scratch, kept, all_weights=out.pairs_RE is not None)
+        gate_up, _ = _stacks(experts)
+        by_row = way(len(x_TE), gate_up, invariant=self._invariant) == "row"
+        top_k, order = experts.routing.top_k, None
+        if len(x_TE) == 1 and not by_row and experts.held is None:
+            order = self._order_of_one(top_k, experts.num_held, x_TE.device)
+            experts_TK = order.tiles_3N[:1]
+        else:
+            experts_TK = scratch.take_as(torch.int32, len(x_TE), top_k)
+        routes = self._routes(
+            x_TE, experts, experts_TK, scratch, kept, all_weights=out.pairs_RE is not None
+        )
         shared = self._shared(x_TE, experts, shared_TE, scratch, kept)
         if experts.scales_input:
             scaled_TE = scratch.take(*x_TE.shape)
             torch.mul(x_TE, routes.weights_TK, out=scaled_TE)
             routes.weights_TK.ne_(0.0)  # 1 of those that are here
             x_TE = scaled_TE
-        gate_up, _ = _stacks(experts)
-        if way(len(x_TE), gate_up, x_TE.dtype, invariant=self._invariant) == "row":
+        if by_row:
             self._by_row(x_TE, experts, routes, shared, out.own_TE, scratch)
             return None
         rows_RE = out.pairs_RE
@@ -133,13 +145,14 @@ class ExpertProduct:
         elif is_spread:
             rows_RE.zero_()  # those of experts that are elsewhere are not written
             is_spread = False
-        self._by_tile(x_TE, experts, routes, scratch, rows_RE)
+        self._by_tile(x_TE, experts, routes, order, scratch, rows_RE)
         return WeightedRows(rows_RE, routes.weights_TK, shared, is_spread)
 
     def _routes(
         self,
         x_TE: Tensor,
         experts: Experts[AnyLinear],
+        experts_TK: Tensor,
         scratch: Scratch,
         kept: Scratch,
         *,
@@ -148,7 +161,6 @@ class ExpertProduct:
         """`all_weights`: those of experts that are elsewhere are not zero."""
         num_tokens, routing, bias_X = len(x_TE), experts.routing, experts.choice_bias_X
         weights_TK = kept.take_as(torch.float32, num_tokens, routing.top_k)
-        experts_TK = scratch.take_as(torch.int32, num_tokens, routing.top_k)
         routes = routing, bias_X, weights_TK, experts_TK
         tokens_X = experts.tokens_X
         counting = None if tokens_X is None else Counting(tokens_X, self._num_real)
@@ -229,6 +241,7 @@ class ExpertProduct:
         x_TE: Tensor,
         experts: Experts[AnyLinear],
         routes: Routes,
+        order: ExpertOrder | None,
         scratch: Scratch,
         rows_RE: Tensor,
     ) -> None:
@@ -241,7 +254,9 @@ class ExpertProduct:
             rows = quantized_block_rows(num_pairs, num_experts)
         else:
             rows = block_rows(num_here, gate_up, x_TE.dtype, invariant=self._invariant)
-        order = self._ordered(routes, experts, rows, scratch)
+        if order is None or self._choices.is_asking:
+            order = self._ordered(routes, experts, rows, scratch)
+        order = replace(order, block_rows=rows)
         inner = self._inner(value, gate_up, down, order, experts.gating, scratch)
         if self._invariant and isinstance(inner, Tensor) and isinstance(down.weight, Tensor):
             num_segments = self._num_segments if experts.held is None else NUM_SEGMENTS
@@ -261,6 +276,12 @@ class ExpertProduct:
         rows = _room(form, (len(x_TI), stack.num_in), scratch)
         quantize_rows(x_TI, rows, pdl=self._pdl)
         return rows
+
+    def _order_of_one(self, top_k: int, num_experts: int, device: torch.device) -> ExpertOrder:
+        """One token's pairs are a tile each, in the order in which it chooses their experts."""
+        if top_k not in self._one_token:
+            self._one_token[top_k] = ExpertOrder.of_one_token(top_k, num_experts, device)
+        return self._one_token[top_k]
 
     def _ordered(
         self, routes: Routes, experts: Experts[AnyLinear], rows: int, scratch: Scratch
@@ -328,7 +349,8 @@ class ExpertProduct:
         if self._invariant:
             run(expert_config(order.block_rows, stack, dtype, gated=gated))
         else:
-            options = expert_options(order.block_rows, stack, dtype, gated=gated)
+            few = order.num_pairs <= FEW_PAIRS
+            options = expert_options(order.block_rows, stack, dtype, gated=gated, few=few)
             self._choices.launch(options, run)
 
 

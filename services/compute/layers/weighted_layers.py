@@ -187,7 +187,8 @@ class KernelLinears:
         bias_O = None if bias_XO is None else bias_XO.flatten()
         if not isinstance(weight, Packed):
             return (Linear(weight, bias_O),)
-        return (QuantizedLinear(weight.with_adjacent_rows(), bias_O),)
+        weight = weight.with_adjacent_rows().with_halfwords()
+        return (QuantizedLinear(weight, bias_O),)
 
 
 def check_segments(num_here: int, num_inputs: int, num_segments: int) -> None:

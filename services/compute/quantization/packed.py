@@ -14,6 +14,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from services.compute.quantization.halfwords import from_halfwords, to_halfwords
+
 Kind: TypeAlias = Literal["fp8", "int8", "int4", "fp4"]
 """What a code is: an E4M3 number, an integer of -128 to 127, one of 0 to 15 that stands for 8 less,
 or an E2M1 number."""
@@ -43,6 +45,8 @@ class Packed:
     inputs_8bit: bool = False
     """Whether inputs may be rounded to 8 bits, too: the checkpoint was made for it, or the weight
     was made at load for such products."""
+    in_halfwords: bool = False
+    """Whether codes of 4 bits lie as tiles of experts' maps are decoded (halfwords.py)."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -118,6 +122,15 @@ class Packed:
         zeros_OG = None if self.zeros_OG is None else adjacent(self.zeros_OG)
         return replace(self, scales_OG=adjacent(self.scales_OG), zeros_OG=zeros_OG)
 
+    def with_halfwords(self) -> Packed:
+        """The same in the memory that it has, codes of 4 bits in halfwords."""
+        if not self.has_halves:
+            return self
+        for rows in chunks(*self.shape):
+            codes_OI = unhalved(self.codes_OB[rows])
+            self.codes_OB[rows] = to_halfwords(codes_OI, self.kind == "fp4")
+        return replace(self, in_halfwords=True)
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The weight [O, I] that this stands for, rounded once: what every kernel is tested by."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -127,7 +140,10 @@ class Packed:
         return dense_OI
 
     def _unrounded(self, wide: torch.dtype) -> Tensor:
-        values_OI = decoded(self.kind, self.codes_OB, wide)
+        codes_OB = self.codes_OB
+        if self.in_halfwords:
+            codes_OB = halves(from_halfwords(codes_OB, self.kind == "fp4"))
+        values_OI = decoded(self.kind, codes_OB, wide)
         groups = values_OI.view(len(values_OI), self.scales_OG.shape[1], -1)
         if self.zeros_OG is not None:
             groups.sub_(self.zeros_OG.to(wide)[:, :, None])

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from services.compute.kernels.choice_files import (
     CONFIGS,
+    FORMAT,
     SHIPPED,
     ChoiceFileError,
     Found,
@@ -123,7 +124,7 @@ def test_choices_of_another_device_or_version_are_an_error(path: Path) -> None:
     with pytest.raises(ChoiceFileError, match="device is 'NVIDIA H100', and this one is"):
         read(path, DEVICE)
     path.write_text('{"format": 1, "device": "NVIDIA H200"}\n')
-    with pytest.raises(ChoiceFileError, match="format is 1, and this version's is 2"):
+    with pytest.raises(ChoiceFileError, match=f"format is 1, and this version's is {FORMAT}"):
         read(path, DEVICE)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from services.compute.kernels.expert_matmul_config import (
     ExpertStack,
+    can_step,
     expert_config,
     expert_options,
     way,
@@ -21,7 +24,8 @@ from services.compute.quantization.packed import STEP_INPUTS
 def test_codes_are_taken_by_whole_steps(kind: Quantization, dtype: torch.dtype, rows: int) -> None:
     stack = ExpertStack(quantized(torch.ones(4 * 64, 256), kind), 4)
     for gated in (False, True):
-        assert expert_config(rows, stack, dtype, gated=gated).block_in == STEP_INPUTS
+        config = expert_config(rows, stack, dtype, gated=gated)
+        assert config.block_in % STEP_INPUTS == 0 and can_step(stack.weight, config.block_in)
 
 
 @pytest.mark.parametrize("kind", [None, "fp8", "int4", "fp4"])
@@ -38,20 +42,25 @@ def test_blocks_of_all_cuts_are_powers_of_two(
                 assert size.bit_count() == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype", "by_row"),
-    [
-        (None, torch.float16, 1),
-        ("fp8", torch.bfloat16, 2),
-        ("int4", torch.bfloat16, 2),
-        ("int4", torch.float16, 0),  # codes of 4 bits meet integers in bfloat16 alone
-    ],
-)
+def test_few_tiles_of_halfwords_are_cut_smaller_and_all_of_them_by_whole_groups() -> None:
+    stack = ExpertStack(quantized(torch.ones(4 * 256, 512), "fp4"), 4)
+    gated = partial(expert_config, 16, stack, torch.bfloat16, gated=True)
+    assert gated(few=True).block_out < gated(few=False).block_out
+    keys = {
+        expert_options(16, stack, torch.bfloat16, gated=True, few=few).key for few in (False, True)
+    }
+    assert len(keys) == 2  # measured apart
+    for few in (False, True):
+        for config in expert_options(16, stack, torch.bfloat16, gated=True, few=few).all:
+            assert can_step(stack.weight, config.block_in)
+
+
+@pytest.mark.parametrize(("kind", "by_row"), [(None, 1), ("fp8", 2), ("int4", 0), ("fp4", 0)])
 def test_as_many_tokens_go_by_row_as_their_weights_are_read_fast_for(
-    kind: Quantization | None, dtype: torch.dtype, by_row: int
+    kind: Quantization | None, by_row: int
 ) -> None:
     weight = torch.ones(4 * 64, 256)
     stack = ExpertStack(weight if kind is None else quantized(weight, kind), 4)
-    ways = [way(num_tokens, stack, dtype) for num_tokens in (1, 2, 3)]
+    ways = [way(num_tokens, stack) for num_tokens in (1, 2, 3)]
     assert ways == ["row"] * by_row + ["tile"] * (3 - by_row)
-    assert way(1, stack, dtype, invariant=True) == "tile"
+    assert way(1, stack, invariant=True) == "tile"
