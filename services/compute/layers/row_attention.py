@@ -12,6 +12,7 @@ from torch import Tensor
 from services.compute.distributed.context import ALL_HERE, StoredTokens
 from services.compute.kernels.cpu import attention as kernels
 from services.compute.kernels.cpu.graph import attend, store
+from services.compute.kernels.cpu.heads import LANES
 from services.compute.kernels.cpu.language import LIKE
 from services.compute.kernels.cpu.team import num_threads, team_of
 from services.compute.layers.eager_attention import Geometry, pages_begun
@@ -75,6 +76,7 @@ class RowAttention:
         out_TC = self._out_TC
         if out_TC is None:
             num_rows, heads, width = q_THD.shape
+            assert not heads % self._form.kv_heads
             self._sizes[1] = heads
             self._out_TC = out_TC = q_THD.new_empty(num_rows, heads * width)
             step = self._sizes_ptr, self._team_ptr(), q_THD.stride(0), out_TC.data_ptr()
@@ -112,13 +114,14 @@ class RowAttention:
 
 
 class RowAttentions:
-    """Compiled where all rows have one query, else in plain torch."""
+    """Compiled where all rows have one query of whole vectors, else in plain torch."""
 
     def __init__(self, cache: PagedCache, geometry: Geometry) -> None:
         self._cache = cache
         self._eager = EagerAttentions(cache, geometry)
         self._has_rows = not any(
-            form.is_quantized or form.latent_dim for form in cache.formats.values()
+            form.is_quantized or form.latent_dim or form.head_dim % LANES
+            for form in cache.formats.values()
         )
 
     def __call__(

@@ -60,18 +60,18 @@ Value = Any
 def _pairs(b: Builder, x: Value, y: Value) -> Value:
     """x times y, each product added to its neighbour's."""
     if IS_WIDE:
-        return _called(b, "llvm.x86.avx512.pmaddw.d.512", SUMS, x, y)
+        return called(b, "llvm.x86.avx512.pmaddw.d.512", SUMS, x, y)
     size = LANES // 2
     kind = ir.VectorType(WORD, size // 2)
 
     def of_half(first: int) -> Value:
         halves = [_shuffled(b, v, v, range(first, first + size)) for v in (x, y)]
-        return _called(b, "llvm.x86.avx2.pmadd.wd", kind, *halves)
+        return called(b, "llvm.x86.avx2.pmadd.wd", kind, *halves)
 
     return _shuffled(b, of_half(0), of_half(size), range(size))
 
 
-def _called(b: Builder, name: str, result: Any, *values: Value, **options: Any) -> Value:
+def called(b: Builder, name: str, result: Any, *values: Value, **options: Any) -> Value:
     kind = ir.FunctionType(result, [value.type for value in values])
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), values, **options)
 
@@ -81,7 +81,7 @@ def _shuffled(b: Builder, x: Value, y: Value, places: Any) -> Value:
     return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(WORD, len(chosen)), chosen))
 
 
-def _load(b: Builder, address: Value, kind: Any) -> Value:
+def load(b: Builder, address: Value, kind: Any) -> Value:
     value = b.load(b.inttoptr(address, kind.as_pointer()))
     value.align = 1
     return value
@@ -91,9 +91,9 @@ def _at(b: Builder, address: Value, index: Value, size: int) -> Value:
     return b.add(address, b.mul(index, ADDRESS(size)))
 
 
-def _everywhere(b: Builder, address: Value, kind: Any) -> Value:
+def everywhere(b: Builder, address: Value, kind: Any) -> Value:
     """What is at an address, in all lanes."""
-    number = _load(b, address, kind.element)
+    number = load(b, address, kind.element)
     one = b.insert_element(ir.Constant(kind, ir.Undefined), number, WORD(0))
     return _shuffled(b, one, one, [0] * kind.count)
 
@@ -126,14 +126,14 @@ def _panel_of_numbers(num_rows: int) -> Callable[..., Any]:
             with cgutils.for_range_slice(b, ADDRESS(0), num_in, ADDRESS(NUMBERS)) as (first, _):
                 for step in range(0, NUMBERS, 2):
                     i = b.add(first, ADDRESS(step))
-                    _fetch(b, _at(b, ahead, i, 2 * PANEL))
-                    words = _load(b, _at(b, weight, i, 2 * PANEL), SUMS)
+                    fetch_line(b, _at(b, ahead, i, 2 * PANEL))
+                    words = load(b, _at(b, weight, i, 2 * PANEL), SUMS)
                     halves = [_half(b, words, half) for half in range(2)]
                     for row in range(num_rows):
                         place = _at(b, x, b.add(b.mul(num_in, ADDRESS(row)), i), 4)
                         for half, numbers in enumerate(halves):
                             at = b.add(place, ADDRESS(4 * half))
-                            _add_to(b, sums[row][half], numbers, _everywhere(b, at, FLOATS))
+                            add_to(b, sums[row][half], numbers, everywhere(b, at, FLOATS))
             for row, both in enumerate(sums):
                 total = b.fadd(*map(b.load, both))
                 _store(b, _narrowed(b, total), _at(b, out, b.mul(num_out, ADDRESS(row)), 2))
@@ -151,7 +151,7 @@ def _half(b: Builder, words: Value, half: int) -> Value:
     return b.bitcast(b.shl(words, ir.Constant(SUMS, [16] * SUMS.count)), FLOATS)
 
 
-def _fetch(b: Builder, address: Value) -> None:
+def fetch_line(b: Builder, address: Value) -> None:
     """Have a line in the first-level cache soon."""
     pointer = b.inttoptr(address, BYTE.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
@@ -170,14 +170,14 @@ def _dots_of_bytes(num_rows: int) -> Callable[..., Any]:
             sums = _variables(b, SUMS, num_rows)
             row_bytes = b.mul(num_in, ADDRESS(2))
             with cgutils.for_range_slice(b, ADDRESS(0), num_in, ADDRESS(LANES)) as (i, _):
-                codes = _load(b, b.add(weight, i), ir.VectorType(BYTE, LANES))
+                codes = load(b, b.add(weight, i), ir.VectorType(BYTE, LANES))
                 codes = b.sext(codes, CODES)
                 for row, sum_ in enumerate(sums):
                     of_row = b.add(x, b.mul(row_bytes, ADDRESS(row)))
-                    products = _pairs(b, codes, _load(b, _at(b, of_row, i, 2), CODES))
+                    products = _pairs(b, codes, load(b, _at(b, of_row, i, 2), CODES))
                     b.store(b.add(b.load(sum_), products), sum_)
             name = f"llvm.vector.reduce.add.v{SUMS.count}i32"
-            totals = [_called(b, name, WORD, b.load(sum_)) for sum_ in sums]
+            totals = [called(b, name, WORD, b.load(sum_)) for sum_ in sums]
             floats = [b.sitofp(total, FLOAT) for total in totals]
             return context.make_tuple(b, signature.return_type, floats)
 
@@ -210,15 +210,15 @@ def _panel_of_halves(num_rows: int, num_groups: int) -> Callable[..., Any]:
                         places = [_at(b, run_x, block, 2 * BLOCK) for block in blocks]
                         _add_run(b, sums, words, codes, places)
                     at = b.add(b.mul(loop.index, ADDRESS(num_groups)), ADDRESS(group))
-                    scale = _load(b, _at(b, scales, at, 4 * PANEL), FLOATS)
-                    low = b.fneg(_load(b, _at(b, lows, at, 4 * PANEL), FLOATS))
+                    scale = load(b, _at(b, scales, at, 4 * PANEL), FLOATS)
+                    low = b.fneg(load(b, _at(b, lows, at, 4 * PANEL), FLOATS))
                     group_x = b.add(group_sums, ADDRESS(4 * group))
                     for total, sum_, block in zip(totals, sums, blocks, strict=True):
-                        sum_of_x = _everywhere(b, _at(b, group_x, block, 4 * num_groups), FLOATS)
-                        _add_to(b, total, b.sitofp(b.load(sum_), FLOATS), scale)
-                        _add_to(b, total, low, sum_of_x)
+                        sum_of_x = everywhere(b, _at(b, group_x, block, 4 * num_groups), FLOATS)
+                        add_to(b, total, b.sitofp(b.load(sum_), FLOATS), scale)
+                        add_to(b, total, low, sum_of_x)
             for row, total in enumerate(totals):
-                step = _everywhere(b, _at(b, steps, ADDRESS(row), 4), FLOATS)
+                step = everywhere(b, _at(b, steps, ADDRESS(row), 4), FLOATS)
                 numbers = _narrowed(b, b.fmul(b.load(total), step))
                 _store(b, numbers, _at(b, out, b.mul(num_out, ADDRESS(row)), 2))
             return context.get_dummy_value()
@@ -239,9 +239,9 @@ def _add_run(
     with cgutils.for_range_slice(b, ADDRESS(0), ADDRESS(PAIRS), ADDRESS(UNROLLED)) as (first, _):
         for step in range(UNROLLED):
             pair = b.add(first, ADDRESS(step))
-            weights = codes(b, _load(b, _at(b, words, pair, 2 * LANES), CODES))
+            weights = codes(b, load(b, _at(b, words, pair, 2 * LANES), CODES))
             for sum_, place in zip(sums, places, strict=True):
-                two = b.bitcast(_everywhere(b, _at(b, place, pair, 4), SUMS), CODES)
+                two = b.bitcast(everywhere(b, _at(b, place, pair, 4), SUMS), CODES)
                 b.store(b.add(b.load(sum_), _pairs(b, weights, two)), sum_)
 
 
@@ -270,10 +270,10 @@ def _store(b: Builder, value: Value, address: Value) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 1
 
 
-def _add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
+def add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
     """variable += x * y"""
     name = f"llvm.fma.v{x.type.count}f32"
-    b.store(_called(b, name, x.type, x, y, b.load(variable)), variable)
+    b.store(called(b, name, x.type, x, y, b.load(variable)), variable)
 
 
 panel_of_numbers, pair_of_numbers = _panel_of_numbers(1), _panel_of_numbers(2)

@@ -64,6 +64,16 @@ def pointer(typing_context, address, first, like):
 
 
 @intrinsic
+def size_of(typing_context, like):
+    """The bytes of such a number."""
+
+    def emit(context, builder, signature, args):
+        return ir.IntType(64)(like.bitwidth // 8)
+
+    return types.int64(like), emit
+
+
+@intrinsic
 def wide(typing_context, value):
     """A number as float32: the bits of a bfloat16, a code of 8 bits, or a float32."""
 
@@ -92,6 +102,16 @@ def narrow(typing_context, value, like):
         return builder.trunc(builder.lshr(rounded, word(16)), ir.IntType(16))
 
     return like(types.float32, like), emit
+
+
+@intrinsic
+def of_bits(typing_context, bits):
+    """The float32 that has these bits."""
+
+    def emit(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), emit
 
 
 @intrinsic

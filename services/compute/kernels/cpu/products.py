@@ -27,6 +27,7 @@ from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
 
 FLOAT, CODE, BFLOAT16 = np.float32(0), np.int8(0), LIKE[torch.bfloat16]
 WORD, SMALLEST_STEP = np.int16(0), np.float32(1e-30)
+SIZE = np.uint16(0x7FFF)  # the bits of a bfloat16 without its sign
 
 MIDDLE = 8
 """What is taken off codes of 4 bits whose groups have no zeros: lows are so many scales then."""
@@ -61,10 +62,11 @@ def product_of_codes(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
     num_in, largest = work[NUM_IN], np.float32(work[LARGEST])
     for row in range(num_rows):
         x, codes = pointer(x_ptr, row * num_in, like), pointer(work[X], row * num_in, WORD)
-        highest, lost = np.float32(0), np.float32(0)
+        bits = np.uint16(0)  # as whole numbers sizes are compared by vectors
         for i in range(num_in):
-            highest = max(highest, abs(wide(x[i])))
-            lost += wide(x[i]) * np.float32(0)  # NaN where one is not finite
+            bits = max(bits, np.uint16(x[i] & SIZE))
+        highest = wide(bits)
+        lost = highest * np.float32(0)  # NaN where one is not finite
         step = max(highest / largest, SMALLEST_STEP)
         for i in range(num_in):
             codes[i] = np.int16(np.int32(np.rint(wide(x[i]) / step)))
