@@ -272,7 +272,7 @@ def _store(b: Builder, value: Value, address: Value) -> None:
 
 def add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
     """variable += x * y"""
-    name = f"llvm.fma.v{x.type.count}f32"
+    name = f"llvm.fmuladd.v{x.type.count}f32"  # fused where the processor can
     b.store(called(b, name, x.type, x, y, b.load(variable)), variable)
 
 
