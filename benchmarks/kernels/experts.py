@@ -28,6 +28,7 @@ from services.compute.kernels.activations import gated_reference
 from services.compute.kernels.combine_experts import WeightedRows, combine_experts
 from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
 from services.compute.kernels.expert_matmul_config import (
+    FEW_PAIRS,
     ExpertConfig,
     ExpertStack,
     block_rows,
@@ -298,8 +299,9 @@ def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
     block = block_rows(num_tokens * mixture.top_k, mixture.gate_up, DTYPE)
     drawn = [Rows(mixture, num_tokens, block) for _ in range(ROUTINGS)]
     first, gate_up, down = drawn[0], mixture.gate_up, mixture.down
-    gate_config = expert_config(block, gate_up, DTYPE, gated=True)
-    down_config = expert_config(block, down, DTYPE, gated=False)
+    few = num_tokens * mixture.top_k <= FEW_PAIRS
+    gate_config = expert_config(block, gate_up, DTYPE, gated=True, few=few)
+    down_config = expert_config(block, down, DTYPE, gated=False, few=few)
     first.layer(gate_config, down_config, pdl=True)
     errors = f"{first.gate_up_error():.4f} {first.down_error():.4f} {first.layer_error():.4f}"
     print(f"{mixture.name} T={num_tokens}: errors {errors}; {gate_config}; {down_config}")

@@ -23,7 +23,7 @@ from services.compute.kernels.expert_matmul_config import block_rows, expert_con
 from services.compute.kernels.expert_matvec import ExpertRowConfig, expert_row_config
 
 TOKENS = (1, 2, 4)
-MIXTURES = [mixture for mixture in ALL_MIXTURES if mixture.kind != "fp4"]
+MIXTURES = [mixture for mixture in ALL_MIXTURES if mixture.kind not in ("int4", "fp4")]
 MAX_ERROR = 0.05
 
 CONFIGS = {

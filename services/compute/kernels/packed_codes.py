@@ -119,7 +119,7 @@ def e2m1(code):
 
 
 @triton.jit
-def half_number(code, KIND: tl.constexpr, DTYPE: tl.constexpr):
+def _half(code, KIND: tl.constexpr, DTYPE: tl.constexpr):
     """The numbers of codes of 4 bits (int32)."""
     if KIND == "int4":
         # Or-ed into 2^23 a code is the last bits of a float32: no conversion, of which a
@@ -135,8 +135,8 @@ def decode(codes, HALVES: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr)
     """The numbers of codes; of bytes with two, those of the lower halves and of the upper ones."""
     if HALVES:
         wide = codes.to(tl.int32)
-        low = half_number(wide & 15, KIND, DTYPE)
-        high = half_number(wide >> 4, KIND, DTYPE)
+        low = _half(wide & 15, KIND, DTYPE)
+        high = _half(wide >> 4, KIND, DTYPE)
     else:
         if KIND == "fp8":
             low = codes.to(tl.float8e4nv, bitcast=True).to(DTYPE)
@@ -210,10 +210,10 @@ def decode_halfwords(codes_OH, KIND: tl.constexpr, DTYPE: tl.constexpr):
         c = _code(bits << _THIRD)
         d = _code(((bits >> _FOURTH_SHIFT) & _FOURTH) * _FOURTH_FACTOR)
     return _in_order(
-        half_number(a, KIND, DTYPE),
-        half_number(b, KIND, DTYPE),
-        half_number(c, KIND, DTYPE),
-        half_number(d, KIND, DTYPE),
+        _half(a, KIND, DTYPE),
+        _half(b, KIND, DTYPE),
+        _half(c, KIND, DTYPE),
+        _half(d, KIND, DTYPE),
     )
 
 
