@@ -14,6 +14,7 @@ from services.compute.kernels.activations import (
     activate,
     activate_reference,
 )
+from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.layers.parts import Activation
 
 # numpy's, in the interpreter
@@ -92,3 +93,18 @@ def test_a_nan_is_squared_to_a_nan(device: torch.device) -> None:
     x = torch.tensor([[torch.nan, -1.0, 2.0]], device=device)
     activate(x, x, "relu2")
     assert bool(x[0, 0].isnan()) and x[0, 1:].tolist() == [0.0, 4.0]
+
+
+def test_codes_with_scales_by_groups_are_those_of_the_whole_row(device: torch.device) -> None:
+    """As several programs make them: each has a part of the row, of its scales and of its sums."""
+    form = RowForm("int16", by_group=True, halves=True, sum_inputs=32)
+    generator = torch.Generator().manual_seed(2)
+    gate_up = torch.randn(1, 2 * 4224, generator=generator).bfloat16().to(device)
+    plain, rows = torch.empty_like(gate_up[:, :4224]), QuantizedRows.empty(form, 1, 4224, device)
+    act_mul(gate_up, plain, "silu")
+    act_mul(gate_up, rows, "silu")
+    whole = QuantizedRows.empty(form, 1, 4224, device)
+    quantize_rows(plain, whole)
+    assert torch.equal(rows.scales_TG, whole.scales_TG)
+    assert torch.equal(rows.codes_TPI, whole.codes_TPI)
+    assert torch.equal(rows.sums_TN, whole.sums_TN)

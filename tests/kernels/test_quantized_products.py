@@ -64,6 +64,7 @@ FORMS = [
     RowForm("int16"),
     RowForm("int16", halves=True, sum_inputs=32),
     RowForm("int16", halves=True, sum_inputs=128),
+    RowForm("int16", by_group=True, halves=True, sum_inputs=32),
 ]
 
 
@@ -221,6 +222,7 @@ def assert_near(out: Tensor, expected: Tensor, x_TI: Tensor, weight_OI: Tensor) 
         (48, 768, IntegerRowConfig(4, 64, 4)),
         (33, 512, IntegerRowConfig(8, 128, 2)),
         (16, 1280, IntegerRowConfig(1, 256, 1, 2)),
+        (5, 8448, IntegerRowConfig(4, 512, 2)),  # a row with scales by groups
     ],
 )
 def test_a_row_times_integers_is_that_times_the_numbers(

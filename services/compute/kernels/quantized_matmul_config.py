@@ -28,6 +28,10 @@ MAX_BLOCK_OUT = 256
 COPY_ALIGNMENT = 16
 """Of rows that are copied, in bytes."""
 
+WIDE_ROW = 8192
+"""Inputs of a single row beyond which it has scales by groups: codes of one scale are one program's
+work, which takes 8.8 µs for the activation of 28,672 inputs and 2.1 by groups (70B, H200)."""
+
 THREAD_SUMS = 200
 """Of a thread's registers, for sums: those of planes, and those of the result."""
 
@@ -59,10 +63,14 @@ def row_form(weight: Packed, num_tokens: int) -> RowForm | None:
         suits = weight.inputs_8bit and (num_groups == 1 or group_size == SCALE_GROUP)
         return RowForm("fp8", by_group=num_groups > 1) if suits and num_tokens > 1 else None
     sum_inputs = unit if num_groups > 1 else weight.num_inputs
+    has_zeros = weight.zeros_OG is not None
     return RowForm(
         "int8" if weight.inputs_8bit and num_tokens > 1 else "int16",
+        by_group=num_tokens == 1
+        and weight.num_inputs > WIDE_ROW
+        and (num_groups > 1 or not has_zeros),  # sums of codes are of one scale
         halves=weight.has_halves,
-        sum_inputs=0 if weight.zeros_OG is None else sum_inputs,
+        sum_inputs=sum_inputs if has_zeros else 0,
     )
 
 

@@ -176,7 +176,7 @@ def store_codes(
         if SUMMED > 0:
             WIDTH: tl.constexpr = BLOCK_E if SUMMED == E else SUMMED
             sums = tl.sum(tl.reshape(whole, (BLOCK_E // WIDTH, WIDTH)), axis=1).to(tl.float32)
-            n = tl.arange(0, BLOCK_E // WIDTH)
+            n = tl.min(e, axis=0) // SUMMED + tl.arange(0, BLOCK_E // WIDTH)
             tl.store(sum_ptr + row * (E // SUMMED) + n, sums, mask=n < E // SUMMED)
 
 
