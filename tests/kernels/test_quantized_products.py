@@ -243,6 +243,19 @@ def test_a_row_times_integers_is_that_times_the_numbers(
     assert_rounded_once(out, row.dense(), weight.dense(torch.float64), bias)
 
 
+def test_only_a_single_wide_row_has_scales_by_groups_and_no_sums_across_them(
+    device: torch.device,
+) -> None:
+    def by_group(num_rows: int, num_in: int, group: int, zeros: bool) -> bool:
+        found = row_form(weight_of(("int4", group, zeros, False), 8, num_in, device), num_rows)
+        assert found is not None
+        return found.by_group
+
+    assert by_group(1, 8448, 128, True) and by_group(1, 8448, 0, False)
+    assert not by_group(1, 8448, 0, True)
+    assert not by_group(2, 8448, 128, True) and not by_group(1, 8192, 128, True)
+
+
 @pytest.mark.parametrize("form", WEIGHTS, ids=named)
 @pytest.mark.parametrize(
     ("num_rows", "keeps_dense"), crossed([1, 2, 16, 40, 132, 260, 520], [False, True])
