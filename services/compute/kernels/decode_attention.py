@@ -1,7 +1,8 @@
 """Paged attention for one query a row: split over the context as decode_plan's list says.
 
 All query heads of a kv head share a tile, and rows of one slot with drafts do, so that keys and
-values are read once. A row among others of its length is one item and is written at once; a long
+values are read once. In products queries are columns, of which tensor cores take eight, where rows
+would be sixteen. A row among others of its length is one item and is written at once; a long
 one is several, and whichever of them finishes last merges all (the split-KV scheme of
 Flash-Decoding, with the merge of stream-K).
 
@@ -23,6 +24,7 @@ from services.compute.kernels.decode_plan import (
     DecodeWork,
     load_item,
     padded,
+    query_block,
 )
 from services.compute.kernels.entry_attention import attend_entries, only_seen
 from services.compute.kernels.first_seen import step_begin, window_and_step
@@ -48,9 +50,9 @@ MIN_ENTRIES = 32
 """Of a padded head: half of them are words, of which tensor cores take 16 at least."""
 
 MOST_REGISTERS = 200
-"""Of each of 64 threads where rows may be together, with which five programs fit a multiprocessor,
-as do those of rows alone. Fewer are slower: with 168, which six have, 64 rows of 420 took 35.2 µs
-instead of 31.5."""
+"""Of each of 64 threads where rows may be together: about what rows alone have. Of both as many
+programs fit a multiprocessor, and with fewer registers they are slower: 168, which leave room for
+two more, make 64 rows of 420 take 33.8 µs instead of 31.3."""
 
 EARLY_WIDTH = 129
 """From heads of this width on, the attention of one row lets the next kernel start with it: it
@@ -63,19 +65,19 @@ def _attend(
     PAGE_STRIDE: tl.constexpr, K: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Of these queries: the greatest scores, the weights' sums by column, and the mix."""
+    """Of these queries: the greatest scores, the weights' sums by position, and the mix."""
     BLOCK_M: tl.constexpr = q_M.shape[0]
     d_D = tl.arange(0, BLOCK_D)
     n_N = tl.arange(0, BLOCK_N)
-    mask_MD = real_M[:, None] & (d_D[None, :] < D)
-    q_MD = tl.load(q_M[:, None] + d_D[None, :], mask=mask_MD, other=0.0)
+    mask_DM = (d_D[:, None] < D) & real_M[None, :]
+    q_DM = tl.load(q_M[None, :] + d_D[:, None], mask=mask_DM, other=0.0)
     dtype: tl.constexpr = q_M.dtype.element_ty
     if WIDEN:
-        q_MD = q_MD.to(tl.float32)
+        q_DM = q_DM.to(tl.float32)
     top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    # Sums stay apart by column until the end: one reduction across warps less in each turn.
-    sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    mix_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    # Sums stay apart by position until the end: one reduction across warps less in each turn.
+    sum_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    mix_DM = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
     for position in range(start, end, BLOCK_N):
         position_N = position + n_N
         # What lies beyond the context may be another sequence's NaN: it is not even loaded.
@@ -84,25 +86,27 @@ def _attend(
         offset_ND = offset_N[:, None] + d_D[None, :]
         mask_ND = real_N[:, None] & (d_D[None, :] < D)
         k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
-        v_ND = tl.load(keys + K * P * D + offset_ND, mask=mask_ND, other=0.0)
+        offset_DN = K * P * D + d_D[:, None] + offset_N[None, :]
+        mask_DN = (d_D[:, None] < D) & real_N[None, :]
+        v_DN = tl.load(keys + offset_DN, mask=mask_DN, other=0.0)
         if WIDEN:
             k_ND = k_ND.to(tl.float32)
-            v_ND = v_ND.to(tl.float32)
-        score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale_log2
+            v_DN = v_DN.to(tl.float32)
+        score_NM = tl.dot(k_ND, q_DM, input_precision="ieee") * scale_log2
         if cap_log2 is not None:
-            score_MN = capped(score_MN, cap_log2)
-        score_MN = only_seen(score_MN, position_N, real_N, seen)
-        new_top_M = tl.maximum(top_M, tl.max(score_MN, axis=1))
-        weight_MN = tl.exp2(score_MN - new_top_M[:, None])
+            score_NM = capped(score_NM, cap_log2)
+        score_NM = only_seen(score_NM, position_N, real_N, seen)
+        new_top_M = tl.maximum(top_M, tl.max(score_NM, axis=0))
+        weight_NM = tl.exp2(score_NM - new_top_M[None, :])
         fade_M = tl.exp2(top_M - new_top_M)
-        sum_MN = sum_MN * fade_M[:, None] + weight_MN
-        mix_MD = mix_MD * fade_M[:, None]
-        weight_MN = weight_MN.to(dtype).to(v_ND.dtype)
-        mix_MD = tl.dot(weight_MN, v_ND, acc=mix_MD, input_precision="ieee")
+        sum_NM = sum_NM * fade_M[None, :] + weight_NM
+        mix_DM = mix_DM * fade_M[None, :]
+        weight_NM = weight_NM.to(dtype).to(v_DN.dtype)
+        mix_DM = tl.dot(v_DN, weight_NM, acc=mix_DM, input_precision="ieee")
         top_M = new_top_M
         next_N = position_N + BLOCK_N
         page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
-    return top_M, sum_MN, mix_MD
+    return top_M, sum_NM, tl.trans(mix_DM)
 
 
 @triton.jit
@@ -185,18 +189,18 @@ def _answer(
     tl.load(arrival, mask=num_chunks > 1, other=0, volatile=True)
     q_M = q + row.to(tl.int64) * Q_ROW + (m_M // G) * Q_ROW + head_M
     if ENTRY is None:
-        top_M, sum_MN, mix_MD = _attend(
+        top_M, sum_NM, mix_MD = _attend(
             q_M, real_M, keys, pages, page_N, start, end, seen, scale_log2, cap_log2,
             PAGE_STRIDE, K, D, P, BLOCK_D, BLOCK_N, WIDEN,
         )  # fmt: skip
     else:
-        top_M, sum_MN, mix_MD = attend_entries(
+        top_M, sum_NM, mix_MD = attend_entries(
             q_M, real_M, keys, kv_scales + head * P, pages, page_N, start, end, seen, scale_log2,
             cap_log2, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, K, D, P, BLOCK_D, BLOCK_N, WIDEN,
         )  # fmt: skip
     if LAUNCH:
         tl.extra.cuda.gdc_launch_dependents()
-    sum_M = tl.sum(sum_MN, axis=1)
+    sum_M = tl.sum(sum_NM, axis=0)
 
     q_out = out + row.to(tl.int64) * OUT_ROW
     if num_chunks == 1:
@@ -374,8 +378,8 @@ def decode_attention(
         TOGETHER=work.rows_together,
         D=head_dim,
         P=page_tokens,
-        BLOCK_G=padded(group),
-        BLOCK_M=padded(queries),
+        BLOCK_G=query_block(group),
+        BLOCK_M=query_block(queries),
         BLOCK_D=block_dim,
         BLOCK_N=tiling.block_tokens,
         MERGE_G=merge_group,

@@ -170,6 +170,11 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def query_block(size: int) -> int:
+    """The next power of two, at least 8: queries of an item as columns of a tile."""
+    return max(8, 1 << (size - 1).bit_length())
+
+
 PLAN_ITEMS = 256  # items written at once
 PLAN_WARPS = 8
 

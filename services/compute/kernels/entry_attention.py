@@ -28,16 +28,16 @@ def _dot(a, b, acc):
 
 
 @triton.jit
-def only_seen(score_MN, position_N, real_N, seen):
+def only_seen(score_NM, position_N, real_N, seen):
     """Scores of what each query sees: of all alike, or from and up to positions of its own. One
     that sees nothing of a tile has a number there, which later ones make nothing of."""
     if seen is None:
-        score_MN = tl.where(real_N[None, :], score_MN, float("-inf"))
+        score_NM = tl.where(real_N[:, None], score_NM, float("-inf"))
     else:
         from_M, to_M = seen
-        seen_MN = (position_N[None, :] >= from_M[:, None]) & (position_N[None, :] < to_M[:, None])
-        score_MN = tl.where(real_N[None, :] & seen_MN, score_MN, -1e30)
-    return score_MN
+        seen_NM = (position_N[:, None] >= from_M[None, :]) & (position_N[:, None] < to_M[None, :])
+        score_NM = tl.where(real_N[:, None] & seen_NM, score_NM, -1e30)
+    return score_NM
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def attend_entries(
     K: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Of these queries: the greatest scores, the weights' sums by column, and the mix.
+    """Of these queries: the greatest scores, the weights' sums by position, and the mix.
 
     Entries are multiplied as float16, which has all of them, unless all is float32.
     """
@@ -58,18 +58,18 @@ def attend_entries(
     BLOCK_M: tl.constexpr = q_M.shape[0]
     j_J = tl.arange(0, BLOCK_D // 2)
     n_N = tl.arange(0, BLOCK_N)
-    mask_MJ = real_M[:, None] & (j_J[None, :] < NUM_WORDS)
-    q_at_MJ = q_M[:, None] + 2 * j_J[None, :]
-    q_low_MJ = tl.load(q_at_MJ, mask=mask_MJ, other=0.0)
-    q_high_MJ = tl.load(q_at_MJ + 1, mask=mask_MJ, other=0.0)
+    mask_JM = (j_J[:, None] < NUM_WORDS) & real_M[None, :]
+    q_at_JM = q_M[None, :] + 2 * j_J[:, None]
+    q_low_JM = tl.load(q_at_JM, mask=mask_JM, other=0.0)
+    q_high_JM = tl.load(q_at_JM + 1, mask=mask_JM, other=0.0)
     if HALF:
-        q_low_MJ, _ = half_queries(q_low_MJ, scale_log2, WIDEN)
-        q_high_MJ, scale_log2 = half_queries(q_high_MJ, scale_log2, WIDEN)
+        q_low_JM, _ = half_queries(q_low_JM, scale_log2, WIDEN)
+        q_high_JM, scale_log2 = half_queries(q_high_JM, scale_log2, WIDEN)
 
     top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    low_MJ = tl.zeros([BLOCK_M, BLOCK_D // 2], tl.float32)
-    high_MJ = tl.zeros([BLOCK_M, BLOCK_D // 2], tl.float32)
+    sum_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    low_JM = tl.zeros([BLOCK_D // 2, BLOCK_M], tl.float32)
+    high_JM = tl.zeros([BLOCK_D // 2, BLOCK_M], tl.float32)
     for position in range(start, end, BLOCK_N):
         position_N = position + n_N
         # What lies beyond the context may be another sequence's NaN: it is not even loaded.
@@ -78,26 +78,29 @@ def attend_entries(
         offset_NJ = offset_N[:, None] + j_J[None, :]
         mask_NJ = real_N[:, None] & (j_J[None, :] < NUM_WORDS)
         k_NJ = tl.load(words + offset_NJ, mask=mask_NJ, other=0)
-        v_NJ = tl.load(words + K * P * NUM_WORDS + offset_NJ, mask=mask_NJ, other=0)
+        offset_JN = K * P * NUM_WORDS + j_J[:, None] + offset_N[None, :]
+        mask_JN = (j_J[:, None] < NUM_WORDS) & real_N[None, :]
+        v_JN = tl.load(words + offset_JN, mask=mask_JN, other=0)
         scale_at_N = page_N.to(tl.int64) * SCALE_STRIDE + position_N % P
         k_scale_N, v_scale_N = load_scales(scales + scale_at_N, real_N)
-        k_low_JN, k_high_JN = decode_words(tl.trans(k_NJ), ENTRY, WIDE, ASM)
-        score_MN = _dot(q_high_MJ, k_high_JN, _dot(q_low_MJ, k_low_JN, None))
-        score_MN = score_MN * (k_scale_N * scale_log2)[None, :]
+        k_low_NJ, k_high_NJ = decode_words(k_NJ, ENTRY, WIDE, ASM)
+        score_NM = _dot(k_high_NJ, q_high_JM, _dot(k_low_NJ, q_low_JM, None))
+        score_NM = score_NM * (k_scale_N * scale_log2)[:, None]
         if cap_log2 is not None:
-            score_MN = capped(score_MN, cap_log2)
+            score_NM = capped(score_NM, cap_log2)
         # Scales of values are in the weights, but the greatest weight is near 1 for any scales.
         number_N, log2_N, inverse_N = split_scales(v_scale_N)
-        score_MN = only_seen(score_MN + log2_N[None, :], position_N, real_N, seen)
-        new_top_M = tl.maximum(top_M, tl.max(score_MN, axis=1))
-        weight_MN = tl.exp2(score_MN - new_top_M[:, None])
+        score_NM = only_seen(score_NM + log2_N[:, None], position_N, real_N, seen)
+        new_top_M = tl.maximum(top_M, tl.max(score_NM, axis=0))
+        weight_NM = tl.exp2(score_NM - new_top_M[None, :])
         fade_M = tl.exp2(top_M - new_top_M)
-        sum_MN = sum_MN * fade_M[:, None] + weight_MN * inverse_N[None, :]
-        v_low_NJ, v_high_NJ = decode_words(v_NJ, ENTRY, WIDE, ASM)
-        weight_MN = (weight_MN * number_N[None, :]).to(weight_dtype).to(v_low_NJ.dtype)
-        low_MJ = _dot(weight_MN, v_low_NJ, low_MJ * fade_M[:, None])
-        high_MJ = _dot(weight_MN, v_high_NJ, high_MJ * fade_M[:, None])
+        sum_NM = sum_NM * fade_M[None, :] + weight_NM * inverse_N[:, None]
+        v_low_JN, v_high_JN = decode_words(v_JN, ENTRY, WIDE, ASM)
+        weight_NM = (weight_NM * number_N[:, None]).to(weight_dtype).to(v_low_JN.dtype)
+        low_JM = _dot(v_low_JN, weight_NM, low_JM * fade_M[None, :])
+        high_JM = _dot(v_high_JN, weight_NM, high_JM * fade_M[None, :])
         top_M = new_top_M
         next_N = position_N + BLOCK_N
         page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
-    return top_M, sum_MN, tl.join(low_MJ, high_MJ).reshape(BLOCK_M, BLOCK_D)
+    mix_MD = tl.join(tl.trans(low_JM), tl.trans(high_JM)).reshape(BLOCK_M, BLOCK_D)
+    return top_M, sum_NM, mix_MD
