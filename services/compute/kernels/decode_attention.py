@@ -13,6 +13,8 @@ page, S chunks merged at once.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -24,27 +26,19 @@ from services.compute.kernels.decode_plan import (
     DecodeWork,
     load_item,
     padded,
-    query_block,
 )
-from services.compute.kernels.entry_attention import attend_entries, only_seen
+from services.compute.kernels.decode_walk import attend_entries, attend_values, load_pages
 from services.compute.kernels.first_seen import step_begin, window_and_step
 from services.compute.kernels.kv_entries import Codes
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.prefill_attention import (
-    attend_reference,
-    capped,
-    score_scale,
-    sink_weight,
-)
+from services.compute.kernels.prefill_attention import attend_reference, score_scale, sink_weight
 from services.compute.kernels.span import FULL
-from services.compute.kernels.step_buffers import (
-    NUM_DECODE_ROWS,
-    AttentionCall,
-    StepInputs,
-)
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, AttentionCall, StepInputs
 
 MAX_MERGE_CHUNKS = 64
+
+LEAST_COLUMNS = 8  # of a product
 
 MIN_ENTRIES = 32
 """Of a padded head: half of them are words, of which tensor cores take 16 at least."""
@@ -57,56 +51,6 @@ two more, make 64 rows of 420 take 33.8 µs instead of 31.3."""
 EARLY_WIDTH = 129
 """From heads of this width on, the attention of one row lets the next kernel start with it: it
 waits for memory more than it reads, and the products behind it ask for their weights meanwhile."""
-
-
-@triton.jit
-def _attend(
-    q_M, real_M, keys, pages, page_N, start, end, seen, scale_log2, cap_log2,
-    PAGE_STRIDE: tl.constexpr, K: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
-    """Of these queries: the greatest scores, the weights' sums by position, and the mix."""
-    BLOCK_M: tl.constexpr = q_M.shape[0]
-    d_D = tl.arange(0, BLOCK_D)
-    n_N = tl.arange(0, BLOCK_N)
-    mask_DM = (d_D[:, None] < D) & real_M[None, :]
-    q_DM = tl.load(q_M[None, :] + d_D[:, None], mask=mask_DM, other=0.0)
-    dtype: tl.constexpr = q_M.dtype.element_ty
-    if WIDEN:
-        q_DM = q_DM.to(tl.float32)
-    top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    # Sums stay apart by position until the end: one reduction across warps less in each turn.
-    sum_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    mix_DM = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
-    for position in range(start, end, BLOCK_N):
-        position_N = position + n_N
-        # What lies beyond the context may be another sequence's NaN: it is not even loaded.
-        real_N = position_N < end
-        offset_N = page_N.to(tl.int64) * PAGE_STRIDE + (position_N % P) * D
-        offset_ND = offset_N[:, None] + d_D[None, :]
-        mask_ND = real_N[:, None] & (d_D[None, :] < D)
-        k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
-        offset_DN = K * P * D + d_D[:, None] + offset_N[None, :]
-        mask_DN = (d_D[:, None] < D) & real_N[None, :]
-        v_DN = tl.load(keys + offset_DN, mask=mask_DN, other=0.0)
-        if WIDEN:
-            k_ND = k_ND.to(tl.float32)
-            v_DN = v_DN.to(tl.float32)
-        score_NM = tl.dot(k_ND, q_DM, input_precision="ieee") * scale_log2
-        if cap_log2 is not None:
-            score_NM = capped(score_NM, cap_log2)
-        score_NM = only_seen(score_NM, position_N, real_N, seen)
-        new_top_M = tl.maximum(top_M, tl.max(score_NM, axis=0))
-        weight_NM = tl.exp2(score_NM - new_top_M[None, :])
-        fade_M = tl.exp2(top_M - new_top_M)
-        sum_NM = sum_NM * fade_M[None, :] + weight_NM
-        mix_DM = mix_DM * fade_M[None, :]
-        weight_NM = weight_NM.to(dtype).to(v_DN.dtype)
-        mix_DM = tl.dot(v_DN, weight_NM, acc=mix_DM, input_precision="ieee")
-        top_M = new_top_M
-        next_N = position_N + BLOCK_N
-        page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
-    return top_M, sum_NM, tl.trans(mix_DM)
 
 
 @triton.jit
@@ -158,14 +102,14 @@ def _merge(
 
 @triton.jit
 def _answer(
-    q, kv_pages, kv_scales, pages, page_N, start, end, partial, partial_stats, arrivals, sinks,
+    q, kv_pages, kv_scales, pages, page_U, start, end, partial, partial_stats, arrivals, sinks,
     out, scale_log2, cap_log2, window, row, rows, length, chunk, first, first_chunk, num_chunks,
     STEP: tl.constexpr, Q_ROW: tl.constexpr, OUT_ROW: tl.constexpr, PAGE_STRIDE: tl.constexpr,
     SCALE_STRIDE: tl.constexpr, ENTRY: tl.constexpr, ASM: tl.constexpr, MAX_ITEMS: tl.constexpr,
     K: tl.constexpr, G: tl.constexpr, TOGETHER: tl.constexpr, QUERIES: tl.constexpr,
     D: tl.constexpr, P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, MERGE_G: tl.constexpr, MERGE_S: tl.constexpr, WIDEN: tl.constexpr,
-    LAUNCH: tl.constexpr,
+    BLOCK_N: tl.constexpr, UNIT: tl.constexpr, MERGE_G: tl.constexpr, MERGE_S: tl.constexpr,
+    WIDEN: tl.constexpr, LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """Attend to an item's chunk for its rows, of which there are TOGETHER at most."""
     head = tl.program_id(0)
@@ -189,14 +133,14 @@ def _answer(
     tl.load(arrival, mask=num_chunks > 1, other=0, volatile=True)
     q_M = q + row.to(tl.int64) * Q_ROW + (m_M // G) * Q_ROW + head_M
     if ENTRY is None:
-        top_M, sum_NM, mix_MD = _attend(
-            q_M, real_M, keys, pages, page_N, start, end, seen, scale_log2, cap_log2,
-            PAGE_STRIDE, K, D, P, BLOCK_D, BLOCK_N, WIDEN,
+        top_M, sum_NM, mix_MD = attend_values(
+            q_M, real_M, keys, pages, page_U, start, end, seen, scale_log2, cap_log2,
+            PAGE_STRIDE, K, D, P, BLOCK_D, BLOCK_N, UNIT, WIDEN,
         )  # fmt: skip
     else:
         top_M, sum_NM, mix_MD = attend_entries(
-            q_M, real_M, keys, kv_scales + head * P, pages, page_N, start, end, seen, scale_log2,
-            cap_log2, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, K, D, P, BLOCK_D, BLOCK_N, WIDEN,
+            q_M, real_M, keys, kv_scales + head * P, pages, page_U, start, end, seen, scale_log2,
+            cap_log2, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, K, D, P, BLOCK_D, BLOCK_N, UNIT, WIDEN,
         )  # fmt: skip
     if LAUNCH:
         tl.extra.cuda.gdc_launch_dependents()
@@ -245,30 +189,13 @@ def _decode_kernel(
     scale_log2,
     cap_log2,
     window,  # 0: none
-    STEP: tl.constexpr,
-    Q_ROW: tl.constexpr,
-    OUT_ROW: tl.constexpr,
-    TABLE_ROW: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
-    ENTRY: tl.constexpr,
-    ASM: tl.constexpr,
-    MAX_ITEMS: tl.constexpr,
-    K: tl.constexpr,
-    G: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MERGE_G: tl.constexpr,
-    MERGE_S: tl.constexpr,
-    WIDEN: tl.constexpr,
-    PDL: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    STEP: tl.constexpr, Q_ROW: tl.constexpr, OUT_ROW: tl.constexpr, TABLE_ROW: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, ENTRY: tl.constexpr, ASM: tl.constexpr,
+    MAX_ITEMS: tl.constexpr, K: tl.constexpr, G: tl.constexpr, TOGETHER: tl.constexpr,
+    D: tl.constexpr, P: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr, MERGE_G: tl.constexpr,
+    MERGE_S: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     QUERIES: tl.constexpr = TOGETHER * G
@@ -291,25 +218,25 @@ def _decode_kernel(
     # Page ids are one tile ahead, in registers: were they loaded where they are used, Triton would
     # give half of its pipeline's depth to them. Queries come after them: nothing waits twice.
     pages = page_table + slot.to(tl.int64) * TABLE_ROW
-    first_N = start + tl.arange(0, BLOCK_N)
-    page_N = tl.load(pages + first_N // P, mask=first_N < end, other=0)
+    page_U = load_pages(pages, start - start % UNIT, end, P, UNIT, BLOCK_N // UNIT)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if not is_real:
         return
     if TOGETHER == 1 or rows == 1:
         _answer(
-            q, kv_pages, kv_scales, pages, page_N, start, end, partial, partial_stats, arrivals,
+            q, kv_pages, kv_scales, pages, page_U, start, end, partial, partial_stats, arrivals,
             sinks, out, scale_log2, cap_log2, window, row, 1, length, chunk, first, first_chunk,
             num_chunks, STEP, Q_ROW, OUT_ROW, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, MAX_ITEMS,
-            K, G, 1, QUERIES, D, P, BLOCK_G, BLOCK_D, BLOCK_N, MERGE_G, MERGE_S, WIDEN, LAUNCH,
+            K, G, 1, QUERIES, D, P, BLOCK_G, BLOCK_D, BLOCK_N, UNIT, MERGE_G, MERGE_S, WIDEN,
+            LAUNCH,
         )  # fmt: skip
     else:
         _answer(
-            q, kv_pages, kv_scales, pages, page_N, start, end, partial, partial_stats, arrivals,
+            q, kv_pages, kv_scales, pages, page_U, start, end, partial, partial_stats, arrivals,
             sinks, out, scale_log2, cap_log2, window, row, rows, length, chunk, first, first_chunk,
             num_chunks, STEP, Q_ROW, OUT_ROW, PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, MAX_ITEMS,
-            K, G, TOGETHER, QUERIES, D, P, BLOCK_M, BLOCK_D, BLOCK_N, MERGE_G, MERGE_S, WIDEN,
+            K, G, TOGETHER, QUERIES, D, P, BLOCK_M, BLOCK_D, BLOCK_N, UNIT, MERGE_G, MERGE_S, WIDEN,
             LAUNCH,
         )  # fmt: skip
 
@@ -378,10 +305,11 @@ def decode_attention(
         TOGETHER=work.rows_together,
         D=head_dim,
         P=page_tokens,
-        BLOCK_G=query_block(group),
-        BLOCK_M=query_block(queries),
+        BLOCK_G=padded(group, LEAST_COLUMNS),
+        BLOCK_M=padded(queries, LEAST_COLUMNS),
         BLOCK_D=block_dim,
         BLOCK_N=tiling.block_tokens,
+        UNIT=math.gcd(page_tokens, tiling.block_tokens),
         MERGE_G=merge_group,
         MERGE_S=max(1, min(MAX_MERGE_CHUNKS, merge_elements // (merge_group * block_dim))),
         WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits

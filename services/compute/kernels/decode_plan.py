@@ -165,14 +165,9 @@ def rows_together(group: int, max_drafts: int) -> int:
     return max(1, min(TILE_QUERIES // group, 1 + max_drafts))
 
 
-def padded(size: int) -> int:
-    """The next power of two, at least 16: what a tile of the kernel is made of."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
-def query_block(size: int) -> int:
-    """The next power of two, at least 8: queries of an item as columns of a tile."""
-    return max(8, 1 << (size - 1).bit_length())
+def padded(size: int, least: int = 16) -> int:
+    """The next power of two from this on: what a tile of the kernel is made of."""
+    return max(least, 1 << (size - 1).bit_length())
 
 
 PLAN_ITEMS = 256  # items written at once
