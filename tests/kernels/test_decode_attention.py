@@ -84,6 +84,19 @@ def test_a_span_hides_all_before_it_and_its_pages_are_not_read(
     step.check(step.attend(of_span, span), span)
 
 
+@pytest.mark.parametrize(("page_tokens", "entry"), crossed([5, 16, 24, 128], [None, FP8, INT8]))
+@pytest.mark.parametrize("size", [3, 70])
+def test_a_span_begins_anywhere_in_pages_of_any_size(
+    device: torch.device, page_tokens: int, entry: torch.dtype | None, size: int
+) -> None:
+    shape = Shape(page_tokens=page_tokens, kv_heads=1, entry=entry)
+    span = AttentionSpan.window(size)
+    step = make_step(device, [1, 77, 200, 131], shape, seed=page_tokens, span=span)
+    work = step.work(32).for_span(span)
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
+    step.check(step.attend(work, span), span)
+
+
 def test_a_step_without_decode_rows_writes_nothing(device: torch.device) -> None:
     step = make_step(device, [], Shape())
     work = step.work()
