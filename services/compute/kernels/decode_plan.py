@@ -31,7 +31,7 @@ a chunk, the context length of its last row, the place of its chunk 0 among the 
 each a position longer than the one before."""
 
 TILE_QUERIES = 16
-"""Of an item: what tensor cores multiply at least, so that rows beside one another cost nothing."""
+"""Of an item at most: two tiles of a product's columns, which read keys and values once."""
 
 MIN_CHUNK = 64
 """A chunk's positions at least: a tile or two of the kernel, below which merging costs more than it
