@@ -6,7 +6,7 @@ columns. The lower entries of all words are a matrix of every other dimension, t
 another.
 
 Shape legend: N positions of a tile, U units of a tile, K kv heads, M queries of an item, D head
-width, P positions of a page, J = D / 2 words.
+width, P positions of a page, J = D / 2 words, S numbers of a head as they are taken: D or J.
 """
 
 from __future__ import annotations
@@ -58,6 +58,27 @@ def _places(
 
 
 @triton.jit
+def _load_tile(
+    keys, page_U, position, start, end, PAGE_STRIDE: tl.constexpr, K: tl.constexpr,
+    SIZE: tl.constexpr, P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr,
+):  # fmt: skip
+    """A tile's positions, which of them are real, its keys [N, S] and its values [S, N]."""
+    s_S = tl.arange(0, BLOCK_S)
+    position_N = position + tl.arange(0, BLOCK_N)
+    # What lies beyond the context may be another sequence's NaN: it is not even loaded.
+    real_N = (position_N - start).to(tl.uint32) < (end - start).to(tl.uint32)
+    offset_N = _places(page_U, position, PAGE_STRIDE, SIZE, P, UNIT, BLOCK_N)
+    offset_NS = offset_N[:, None] + s_S[None, :]
+    mask_NS = real_N[:, None] & (s_S[None, :] < SIZE)
+    k_NS = tl.load(keys + offset_NS, mask=mask_NS, other=0)
+    offset_SN = K * P * SIZE + s_S[:, None] + offset_N[None, :]
+    mask_SN = (s_S[:, None] < SIZE) & real_N[None, :]
+    v_SN = tl.load(keys + offset_SN, mask=mask_SN, other=0)
+    return position_N, real_N, k_NS, v_SN
+
+
+@triton.jit
 def _only_seen(score_NM, position_N, real_N, seen):
     """Scores of what each query sees: of all alike, or from and up to positions of its own. One
     that sees nothing of a tile has a number there, which later ones make nothing of."""
@@ -79,7 +100,6 @@ def attend_values(
     """Of these queries: the greatest scores, the weights' sums by position, and the mix."""
     BLOCK_M: tl.constexpr = q_M.shape[0]
     d_D = tl.arange(0, BLOCK_D)
-    n_N = tl.arange(0, BLOCK_N)
     mask_DM = (d_D[:, None] < D) & real_M[None, :]
     q_DM = tl.load(q_M[None, :] + d_D[:, None], mask=mask_DM, other=0.0)
     dtype: tl.constexpr = q_M.dtype.element_ty
@@ -90,16 +110,9 @@ def attend_values(
     sum_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     mix_DM = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
     for position in range(start - start % UNIT, end, BLOCK_N):
-        position_N = position + n_N
-        # What lies beyond the context may be another sequence's NaN: it is not even loaded.
-        real_N = (position_N - start).to(tl.uint32) < (end - start).to(tl.uint32)
-        offset_N = _places(page_U, position, PAGE_STRIDE, D, P, UNIT, BLOCK_N)
-        offset_ND = offset_N[:, None] + d_D[None, :]
-        mask_ND = real_N[:, None] & (d_D[None, :] < D)
-        k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
-        offset_DN = K * P * D + d_D[:, None] + offset_N[None, :]
-        mask_DN = (d_D[:, None] < D) & real_N[None, :]
-        v_DN = tl.load(keys + offset_DN, mask=mask_DN, other=0.0)
+        position_N, real_N, k_ND, v_DN = _load_tile(
+            keys, page_U, position, start, end, PAGE_STRIDE, K, D, P, BLOCK_D, BLOCK_N, UNIT
+        )
         if WIDEN:
             k_ND = k_ND.to(tl.float32)
             v_DN = v_DN.to(tl.float32)
@@ -136,7 +149,6 @@ def attend_entries(
     NUM_WORDS: tl.constexpr = D // 2
     BLOCK_M: tl.constexpr = q_M.shape[0]
     j_J = tl.arange(0, BLOCK_D // 2)
-    n_N = tl.arange(0, BLOCK_N)
     mask_JM = (j_J[:, None] < NUM_WORDS) & real_M[None, :]
     q_at_JM = q_M[None, :] + 2 * j_J[:, None]
     q_low_JM = tl.load(q_at_JM, mask=mask_JM, other=0.0)
@@ -150,16 +162,10 @@ def attend_entries(
     low_JM = tl.zeros([BLOCK_D // 2, BLOCK_M], tl.float32)
     high_JM = tl.zeros([BLOCK_D // 2, BLOCK_M], tl.float32)
     for position in range(start - start % UNIT, end, BLOCK_N):
-        position_N = position + n_N
-        # What lies beyond the context may be another sequence's NaN: it is not even loaded.
-        real_N = (position_N - start).to(tl.uint32) < (end - start).to(tl.uint32)
-        offset_N = _places(page_U, position, PAGE_STRIDE, NUM_WORDS, P, UNIT, BLOCK_N)
-        offset_NJ = offset_N[:, None] + j_J[None, :]
-        mask_NJ = real_N[:, None] & (j_J[None, :] < NUM_WORDS)
-        k_NJ = tl.load(words + offset_NJ, mask=mask_NJ, other=0)
-        offset_JN = K * P * NUM_WORDS + j_J[:, None] + offset_N[None, :]
-        mask_JN = (j_J[:, None] < NUM_WORDS) & real_N[None, :]
-        v_JN = tl.load(words + offset_JN, mask=mask_JN, other=0)
+        position_N, real_N, k_NJ, v_JN = _load_tile(
+            words, page_U, position, start, end, PAGE_STRIDE, K, NUM_WORDS, P, BLOCK_D // 2,
+            BLOCK_N, UNIT,
+        )  # fmt: skip
         scale_at_N = _places(page_U, position, SCALE_STRIDE, 1, P, UNIT, BLOCK_N)
         k_scale_N, v_scale_N = load_scales(scales + scale_at_N, real_N)
         k_low_NJ, k_high_NJ = decode_words(k_NJ, ENTRY, WIDE, ASM)
