@@ -3,7 +3,7 @@
 With heads of 128 an entry of a token and head is 130 bytes where bfloat16's is 256. 8B's 64 rows of
 4096 read 0.55 GB for 1.07 (121 µs for 239), 16 rows of 32768 1.09 GB for 2.15.
 
-Compiled for the H200 a tile of 64 tokens is 591 (FP8) and 719 (INT8) instructions of a warp, one
+Compiled for the H200 a tile of 64 tokens is 589 (FP8) and 718 (INT8) instructions of a warp, one
 of 32 in bfloat16 262, and as many programs fit a multiprocessor: the bytes should decide. Predicted
 for 64 x 4096 and 16 x 32768: 130 and 270 µs (FP8 and INT8), 255 and 505 (bfloat16).
 
