@@ -1,7 +1,7 @@
 """Compile kernels for Hopper, which needs no GPU, and print their assembly, one after the other.
 
-python -m tests.kernels.compile_for_hopper prefill=WIDTH expanded=HEADS latent_decode=HEADS \
-    gate_up=TOKENS matmul=TOKENS int4=GROUP
+python -m tests.kernels.compile_for_hopper prefill=WIDTH widened=WIDTH expanded=HEADS \
+    latent_decode=HEADS gate_up=TOKENS matmul=TOKENS int4=GROUP
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from services.compute.kernels.hopper_matmul_config import (
     HopperTile,
     HopperTiling,
 )
+from services.compute.kernels.hopper_widen import numbers_of
 
 POINTERS = {
     "page_table": "*i32",
@@ -76,6 +77,7 @@ class Launch(NamedTuple):
     kernel: Any
     boxes: dict[str, str]
     constants: dict[str, Any]
+    max_registers: int = hopper_prefill.MAX_REGISTERS
 
 
 def box(shape: list[int], layout: Any = hopper_prefill.SWIZZLED, dtype: str = "bf16") -> str:
@@ -85,14 +87,34 @@ def box(shape: list[int], layout: Any = hopper_prefill.SWIZZLED, dtype: str = "b
 
 def prefill(width: int) -> Launch:
     """With a window, sinks and a cap: all there is."""
+    return attending(width, hopper_prefill.FETCHING, {"pool": box([16, 64])}, None)
+
+
+def widened(width: int) -> Launch:
+    """The same over a cache in FP8."""
+    warps = hopper_prefill.WIDENING[triton.next_power_of_2(width)]
+    words = {"pool": "*i32", "scales": "*i32"}
+    return attending(width, warps, words, numbers_of("fp8", "bf16"))
+
+
+def attending(
+    width: int, warps: hopper_prefill.Warps, cache: dict[str, str], numbers: str | None
+) -> Launch:
+    """What both have in common."""
     padded = triton.next_power_of_2(width)
     constants: dict[str, Any] = {
         "Q_STRIDE": 48 * width, "OUT_STRIDE": 32 * width, "TABLE_STRIDE": 512, "PAGE_ROWS": 256,
-        "K": 8, "G": 4, "D": width, "PADDED_D": padded, "P": 16, "ITEM_Q": 32,
+        "PAGE_STRIDE": 1 << 20, "SCALE_STRIDE": 1 << 18, "NUMBERS": numbers, "K": 8, "G": 4,
+        "D": width, "PADDED_D": padded, "P": 16, "ITEM_Q": 32,
         "BLOCK_N": hopper_prefill.BLOCK_N[padded], "STAGES": hopper_prefill.STAGES,
         "Q_BUFFERS": 1 if padded == 256 else 2, "WINDOWED": True, "STEP": 1,
+        "ATTENDING": warps.attending_registers, "BRINGING": warps.bringing_registers,
+        "BRINGING_WARPS": warps.bringing,
     }  # fmt: skip
-    return Launch(hopper_prefill._hopper_attention_kernel, {"pool": box([16, 64])}, constants)
+    if numbers is None:
+        constants["scales"] = None
+    kernel = hopper_prefill._hopper_attention_kernel
+    return Launch(kernel, cache, constants, warps.max_registers)
 
 
 def expanded(heads: int) -> Launch:
@@ -170,6 +192,7 @@ def int4(group: int) -> Launch:
 
 LAUNCHES = {
     "prefill": prefill,
+    "widened": widened,
     "expanded": expanded,
     "latent_decode": latent_decode,
     "gate_up": gate_up,
@@ -180,12 +203,12 @@ LAUNCHES = {
 
 def assembly(name: str, size: int) -> str:
     """Of one kernel."""
-    kernel, boxes, constants = LAUNCHES[name](size)
-    constants |= {
+    kernel, boxes, constants, max_registers = LAUNCHES[name](size)
+    constants = {
         "SHARED": hopper_prefill.SWIZZLED,
         "ATTENDING": hopper_prefill.ATTENDING_REGISTERS,
         "FETCHING": hopper_prefill.FETCHING_REGISTERS,
-    }
+    } | constants
     types = POINTERS | NUMBERS | boxes | dict.fromkeys(constants, "constexpr")
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
     source = GluonASTSource(
@@ -194,7 +217,7 @@ def assembly(name: str, size: int) -> str:
         {places[name]: value for name, value in constants.items() if name in places},
         attrs={places[name]: [["tt.divisibility", 16]] for name in POINTERS if name in places},
     )
-    options = {"num_warps": 4, "maxnreg": hopper_prefill.MAX_REGISTERS}
+    options = {"num_warps": 4, "maxnreg": max_registers}
     return str(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
 
 

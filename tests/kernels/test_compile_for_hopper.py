@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 SIZES = {
-    "prefill": 96, "expanded": 128, "latent_decode": 64, "gate_up": 160, "matmul": 160, "int4": 128
+    "prefill": 96, "widened": 96, "expanded": 128, "latent_decode": 64, "gate_up": 160,
+    "matmul": 160, "int4": 128,
 }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -82,6 +84,55 @@ def test_bits_do_not_depend_on_chunks_nor_on_other_rows(
 
 @pytest.mark.gpu
 @on_hopper
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(4, dtype=torch.bfloat16),
+        Shape(7, dtype=torch.float16, window=1, softcap=2.0),
+        Shape(4, dtype=torch.bfloat16, window=100, has_sinks=True),
+        Shape(48, dtype=torch.float16, window=AttentionSpan.chunk(48)),
+        Shape(1, dtype=torch.bfloat16, window=BEHIND_FIRST, softcap=2.0),
+    ],
+)
+def test_caches_of_8_bits_match_float64(
+    entry: torch.dtype, width: int, shape: Shape, device: torch.device
+) -> None:
+    step = Step(replace(shape, width=width, entry=entry), MIXED, width, 2)
+    check(step, device, attention=chunk_attention)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("page_tokens", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("window", [0, 100])
+def test_caches_of_8_bits_have_pages_of_every_size(
+    entry: torch.dtype, page_tokens: int, window: int, device: torch.device
+) -> None:
+    shape = Shape(4, 128, 2, page_tokens, torch.bfloat16, window, entry=entry)
+    check(Step(shape, MIXED, page_tokens, 2), device, attention=chunk_attention)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bits_of_8_bit_caches_do_not_depend_on_chunks(
+    entry: torch.dtype, width: int, device: torch.device
+) -> None:
+    shape = Shape(4, width, dtype=torch.bfloat16, window=100, entry=entry)
+    whole = Step(shape, [(0, 1500)], 9)
+    cut = as_pieces(whole, [(0, 333), (333, 691), (1024, 1), (1025, 475)])
+    assert torch.equal(
+        cut.actual(device, attention=chunk_attention)[:1500],
+        whole.actual(device, attention=chunk_attention)[:1500],
+    )
+
+
+@pytest.mark.gpu
+@on_hopper
 def test_token_by_token_gives_the_bits_of_one_chunk(device: torch.device) -> None:
     whole = Step(Shape(4, 128, dtype=torch.bfloat16), [(0, 200)], 4)
     single = as_pieces(whole, [(position, 1) for position in range(200)])
@@ -91,7 +142,7 @@ def test_token_by_token_gives_the_bits_of_one_chunk(device: torch.device) -> Non
 
 @pytest.mark.gpu
 @on_hopper
-def test_it_is_taken_for_half_precision_and_plain_pages_alone(device: torch.device) -> None:
+def test_it_is_taken_for_half_precision_alone(device: torch.device) -> None:
     def is_taken(shape: Shape) -> bool:
         step = Step(shape, [(0, 9)], 1)
         layer = layer_of(step.kv_pages.to(device), shape.entry)
@@ -103,4 +154,6 @@ def test_it_is_taken_for_half_precision_and_plain_pages_alone(device: torch.devi
     assert not any(is_taken(Shape(4, width, dtype=half)) for width in (32, 48, 60))
     assert not is_taken(Shape(4, 128, dtype=torch.float32))
     assert not is_taken(Shape(4, 128, dtype=half, page_tokens=256))
-    assert not any(is_taken(Shape(4, 128, dtype=half, entry=entry)) for entry in ENTRIES)
+    for entry in ENTRIES:
+        assert all(is_taken(Shape(4, width, dtype=half, entry=entry)) for width in WIDTHS)
+        assert not is_taken(Shape(4, 72, dtype=half, entry=entry))

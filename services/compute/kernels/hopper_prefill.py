@@ -1,17 +1,19 @@
 """Paged causal attention of chunks on Hopper, after FlashAttention-3 (Shah et al., 2024).
 
-One warp has the copy engine bring pages of keys and values, two warpgroups take half of an item's
-rows each: a warpgroup weighs a block's scores while its tensor cores multiply the values of the
-block before. An H100 reaches 617 TFLOP/s for a prompt of 4,096 (8B) where the kernel of
-prefill_attention, which has the same promises and serves all other devices and entries, reaches
-370. In Gluon, since plain Triton has no say in which warps do what, nor in when a product is waited
-for.
+One warp has the copy engine bring pages of keys and values, or warps make numbers of a cache's 8
+bits (`hopper_widen`). Two warpgroups take half of an item's rows each: a warpgroup weighs a block's
+scores while its tensor cores multiply the values of the block before. An H100 reaches 617 TFLOP/s
+for a prompt of 4,096 (8B) where the kernel of prefill_attention, which has the same promises and
+serves all other devices, reaches 370. In Gluon, since plain Triton has no say in which warps do
+what, nor in when a product is waited for.
 
 Shape legend: M rows of a warpgroup (queries times heads of a group), N keys of a block, D head
 width, P positions of a page.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -38,17 +40,36 @@ from services.compute.kernels.hopper_fetch import (
     item_at,
     num_rounds,
 )
+from services.compute.kernels.hopper_widen import numbers_of, widen_blocks
+from services.compute.kernels.kv_entries import Codes
+from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.prefill_attention import LOG2_E, prefill_attention, score_scale
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs, page_stride
 
 _SINK_SCALE = gl.constexpr(LOG2_E)
 SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+WORDS = gl.constexpr(gl.NVMMASharedLayout(128, element_bitwidth=32, rank=2))
 HOPPER = (9, 0)
 BLOCK_N = {64: 128, 128: 128, 256: 64}  # by head width, padded: the order of the sums
 STAGES = 2  # of keys and of values; 227 KiB of shared memory have no room for three
 ATTENDING_REGISTERS, FETCHING_REGISTERS = 232, 40  # a thread
 MAX_REGISTERS = 168  # 65,536 shared by 384 threads, before they are dealt out anew
+
+
+class Warps(NamedTuple):
+    """How many bring in operands, and what registers a thread has."""
+
+    bringing: int
+    attending_registers: int
+    bringing_registers: int
+    max_registers: int
+
+
+FETCHING = Warps(1, ATTENDING_REGISTERS, FETCHING_REGISTERS, MAX_REGISTERS)
+# Twice as many warps have two instructions on their way where one has one: 308 us for 351 (4,096
+# tokens of 8B). Sums of 256 columns leave registers for four.
+WIDENING = {64: Warps(8, 192, 64, 128), 128: Warps(8, 192, 64, 128), 256: Warps(4, 200, 104, 168)}
 
 
 def boxes(
@@ -138,9 +159,45 @@ def _attend(HALF: gl.constexpr, operands, places, scales, sizes: gl.constexpr):
             )  # fmt: skip
 
 
+@gluon.jit
+def _bring(
+    cache,
+    operands,
+    places,
+    scales,
+    strides: gl.constexpr,
+    NUMBERS: gl.constexpr,
+    sizes: gl.constexpr,
+):
+    """What brings in the blocks of keys and values."""
+    pool, kv_scales, page_table, row_slot_R = cache
+    _, blocks, barriers, _, _, _ = operands
+    key_blocks, _, value_blocks, value_parts = blocks
+    q_start_R, q_len_R, _, items_I2, num_tiles = places
+    window = scales[0]
+    TABLE_STRIDE, PAGE_ROWS, PAGE_STRIDE, SCALE_STRIDE = strides
+    _, _, K, G, D, PADDED_D, P, ITEM_Q, BLOCK_N, STAGES, _, WINDOWED, STEP = sizes
+    if NUMBERS is None:
+        key_parts = key_blocks._reinterpret(value_parts.dtype, value_parts.shape, SWIZZLED)
+        fetch_blocks(
+            pool, key_parts, value_parts, barriers, page_table, row_slot_R, q_start_R, q_len_R,
+            items_I2, num_tiles, window, TABLE_STRIDE, PAGE_ROWS, K, PADDED_D, P, ITEM_Q, BLOCK_N,
+            STAGES, WINDOWED, STEP,
+        )  # fmt: skip
+    else:
+        key_words = key_blocks._reinterpret(gl.int32, [STAGES, BLOCK_N, PADDED_D // 2], WORDS)
+        value_words = value_blocks._reinterpret(gl.int32, [STAGES, BLOCK_N, PADDED_D // 2], WORDS)
+        widen_blocks(
+            pool, kv_scales, key_words, value_words, barriers, page_table, row_slot_R, q_start_R,
+            q_len_R, items_I2, num_tiles, window, TABLE_STRIDE, PAGE_STRIDE, SCALE_STRIDE, NUMBERS,
+            K, D, P, ITEM_Q, BLOCK_N, STAGES, WINDOWED, STEP,
+        )  # fmt: skip
+
+
 @gluon.jit(do_not_specialize=["window"])
 def _hopper_attention_kernel(
-    pool,
+    pool,  # boxes of pages; words of entries where there are
+    scales,  # or None
     q_THD,
     page_table,
     row_slot_R,
@@ -158,6 +215,9 @@ def _hopper_attention_kernel(
     OUT_STRIDE: gl.constexpr,
     TABLE_STRIDE: gl.constexpr,
     PAGE_ROWS: gl.constexpr,
+    PAGE_STRIDE: gl.constexpr,
+    SCALE_STRIDE: gl.constexpr,
+    NUMBERS: gl.constexpr,  # of entries, by which instructions; or None
     K: gl.constexpr,
     G: gl.constexpr,
     D: gl.constexpr,
@@ -171,7 +231,8 @@ def _hopper_attention_kernel(
     STEP: gl.constexpr,
     SHARED: gl.constexpr,
     ATTENDING: gl.constexpr,
-    FETCHING: gl.constexpr,
+    BRINGING: gl.constexpr,
+    BRINGING_WARPS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_THD.dtype.element_ty
     PARTS: gl.constexpr = STAGES * (PADDED_D // PANEL) * (BLOCK_N // P)
@@ -179,34 +240,28 @@ def _hopper_attention_kernel(
     key_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, PADDED_D], SHARED)
     value_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, PADDED_D], SHARED)
     # The same bytes as a copy fills them: a page's rows in one panel of columns.
-    key_parts = key_blocks._reinterpret(dtype, [PARTS, P, PANEL], SHARED)
     value_parts = value_blocks._reinterpret(dtype, [PARTS, P, PANEL], SHARED)
     barriers = make_barriers(STAGES)
     blocks = (key_blocks, None, value_blocks, value_parts)
     num_tiles = gl.load(num_items_ptr) * K
     operands = (q_buffers, blocks, barriers, q_THD, out_THD, sinks_H)
     places = (q_start_R, q_len_R, token_start_R, items_I2, num_tiles)
-    scales = (window, scale_log2, cap_log2)
+    of_scores = (window, scale_log2, cap_log2)
     sizes: gl.constexpr = (
         Q_STRIDE, OUT_STRIDE, K, G, D, PADDED_D, P, ITEM_Q, BLOCK_N, STAGES, Q_BUFFERS, WINDOWED,
         STEP,
     )  # fmt: skip
+    cache = (pool, scales, page_table, row_slot_R)
+    strides: gl.constexpr = (TABLE_STRIDE, PAGE_ROWS, PAGE_STRIDE, SCALE_STRIDE)
     gl.warp_specialize(
         [
-            (_attend, (0, operands, places, scales, sizes)),
-            (_attend, (1, operands, places, scales, sizes)),
-            (
-                fetch_blocks,
-                (
-                    pool, key_parts, value_parts, barriers, page_table, row_slot_R, q_start_R,
-                    q_len_R, items_I2, num_tiles, window, TABLE_STRIDE, PAGE_ROWS, K, PADDED_D, P,
-                    ITEM_Q, BLOCK_N, STAGES, WINDOWED, STEP,
-                ),
-            ),
+            (_attend, (0, operands, places, of_scores, sizes)),
+            (_attend, (1, operands, places, of_scores, sizes)),
+            (_bring, (cache, operands, places, of_scores, strides, NUMBERS, sizes)),
         ],
-        [4, 1],
-        [ATTENDING, FETCHING],
-    )  # fmt: skip
+        [4, BRINGING_WARPS],
+        [ATTENDING, BRINGING],
+    )
 
 
 def serves(call: AttentionCall) -> bool:
@@ -217,11 +272,10 @@ def serves(call: AttentionCall) -> bool:
         q_THD.is_cuda
         and torch.cuda.get_device_capability(q_THD.device) == HOPPER
         and q_THD.dtype in (torch.bfloat16, torch.float16)
-        and call.kv_scales is None
         and 64 <= width <= 256
-        and width % 8 == 0
+        and width % (8 if call.kv_scales is None else 16) == 0
         and page_tokens in (8, 16, 32, 64)
-        and page_stride(kv_pages) % width == 0
+        and (call.kv_scales is not None or page_stride(kv_pages) % width == 0)
         and all(tensor.data_ptr() % 16 == 0 for tensor in (q_THD, kv_pages, call.out_THD))
         and q_THD.stride(0) % 8 == call.out_THD.stride(0) % 8 == 0
     )
@@ -238,17 +292,27 @@ def hopper_attention(
     call: AttentionCall, inputs: StepInputs, work: PrefillWork, num_tokens: int
 ) -> None:
     """What prefill_attention does, for calls of which `serves` is true."""
-    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, _, sinks_H, _ = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, span, softcap, kv_scales, sinks_H, _ = call
     num_pages, _, num_kv_heads, page_tokens, width = kv_pages.shape
-    page_rows = page_stride(kv_pages) // width
-    num_rows = (num_pages - 1) * page_rows + 2 * num_kv_heads * page_tokens
+    codes = Codes.of(LayerPages(kv_pages, kv_scales))
+    page_rows = codes.page_stride // width
     padded_width = triton.next_power_of_2(width)
-    box = [page_tokens, PANEL.value]
+    numbers: str | None = None
+    if codes.entry is None:
+        num_rows = (num_pages - 1) * page_rows + 2 * num_kv_heads * page_tokens
+        box = [page_tokens, PANEL.value]
+        pool = TensorDescriptor(kv_pages, [num_rows, width], [width, 1], box, SWIZZLED)
+        warps = FETCHING
+    else:
+        pool = codes.pages.view(torch.int32)
+        numbers = numbers_of(codes.entry, "bf16" if q_THD.dtype == torch.bfloat16 else "f16")
+        warps = WIDENING[padded_width]
     scale_log2, cap_log2 = score_scale(scale, softcap)
     window, step = window_and_step(span)
     num_tiles = num_items_bound(num_tokens, work.max_rows, work.block_q) * num_kv_heads
     _hopper_attention_kernel[(min(num_tiles, work.num_sms),)](
-        TensorDescriptor(kv_pages, [num_rows, width], [width, 1], box, SWIZZLED),
+        pool,
+        codes.scales,
         q_THD,
         page_table_NL,
         inputs.row_slot_R,
@@ -266,6 +330,9 @@ def hopper_attention(
         OUT_STRIDE=out_THD.stride(0),
         TABLE_STRIDE=page_table_NL.stride(0),
         PAGE_ROWS=page_rows,
+        PAGE_STRIDE=codes.page_stride // 4,
+        SCALE_STRIDE=codes.scale_stride,
+        NUMBERS=numbers,
         K=num_kv_heads,
         G=work.group,
         D=width,
@@ -278,8 +345,9 @@ def hopper_attention(
         WINDOWED=window > 0,
         STEP=step,
         SHARED=SWIZZLED,
-        ATTENDING=ATTENDING_REGISTERS,
-        FETCHING=FETCHING_REGISTERS,
+        ATTENDING=warps.attending_registers,
+        BRINGING=warps.bringing_registers,
+        BRINGING_WARPS=warps.bringing,
         num_warps=4,
-        maxnreg=MAX_REGISTERS,
+        maxnreg=warps.max_registers,
     )
