@@ -14,9 +14,10 @@ from services.compute.runner.protocol import Runner
 from tests.unit.compute.engine_server import Server
 
 SETTINGS = ComputeSettings(
-    device="cpu", dtype="float32", max_num_seqs=8, max_batched_token_mem=1024, num_threads=1
-)
-DUMMY = SETTINGS.model_copy(update={"load_format": "dummy"})
+    device="cpu", dtype="float32", max_num_seqs=8, max_batched_token_mem=1024, num_threads=1,
+    warmup=False,
+)  # fmt: skip
+DUMMY = SETTINGS.model_copy(update={"load_format": "dummy", "warmup": True})
 SPREAD = DUMMY.model_copy(update={"enable_expert_parallel": True})
 HEARD_SCALE = 0.3
 """Of random weights: so large that all parts of a model are heard."""

@@ -58,7 +58,7 @@ WITH_WINDOWS = [name for name, family in FAMILIES.items() if family.window]
 @cache
 def runner_of(name: str, folder: Path) -> PackingRunner:
     FAMILIES[name].save(random_model(name), folder)
-    return load_on_cpu(folder, SETTINGS)
+    return load_on_cpu(folder, SETTINGS, warmup=True)  # which leaves no trace in any family
 
 
 @pytest.fixture(scope="session")

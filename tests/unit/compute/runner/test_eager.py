@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load() -> Load:
     def make(folder: Path, **changes: object) -> HandScheduler:
         settings = SETTINGS.model_copy(update=changes)
-        return HandScheduler(load_on_cpu(folder, settings), settings.page_tokens)
+        return HandScheduler(load_on_cpu(folder, settings, settings.warmup), settings.page_tokens)
 
     return make
 

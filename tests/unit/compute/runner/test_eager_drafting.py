@@ -58,7 +58,7 @@ class Histories:
         few = {"num_pages": 12, "num_host_pages": 20, "eos_token_ids": EOS_IDS, "overlaps": True}
         settings = SETTINGS.model_copy(update={"speculative_config": config})
         if config not in self._runners:
-            self._runners[config] = load_on_cpu(self.folder, settings)
+            self._runners[config] = load_on_cpu(self.folder, settings, warmup=True)
         server = Server(Restricted(self._runners[config], **few), settings)
         said = self.without[seed].tokens if seed in self.without else {}
         play(server, repeating_history(seed), dict(list(said.items())[::2]))
