@@ -120,7 +120,7 @@ def mortal_stack(sim_folder: Path) -> Stack:
     The next test gets it as it is left, if it still runs: what is in its log may be another's.
     """
     settings = {"compute.sim_step_base_s": 0.02}
-    stack = shared("mortal_stack", lambda: Stack(sim_folder, "--device", "sim", settings=settings))
+    stack = shared("mortal_stack", lambda: SimStack(sim_folder, settings=settings))
     wait_empty(stack)
     return stack
 

@@ -67,7 +67,7 @@ def own_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_when_the_launcher_is_killed_every_process_ends_and_the_next_start_clears_up(
     sim_folder: Path,
 ) -> None:
-    with Stack(sim_folder, "--device", "sim", "--routers", "2") as stack:
+    with SimStack(sim_folder, "--routers", "2") as stack:
         run_dir = run_dir_of(stack)
         left = descendants_of(stack.process.pid)
         assert len(left) >= 5
