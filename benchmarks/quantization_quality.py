@@ -26,7 +26,7 @@ from models.demo.training.corpus import guided_questions, held_out_questions
 from models.demo.training.evaluate import SHIPPED, Examinee, share
 from models.demo.training.tokenizer import END, PAD
 from services.compute.kernels.quantized_rows import RowForm, quantize_rows_reference
-from services.compute.layers.cpu_linear import CpuLinears
+from services.compute.layers.compiled_linear import CompiledLinears
 from services.compute.layers.weighted_layers import LinearMap
 from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Packed, Weight
@@ -77,7 +77,9 @@ class Candidate(Examinee):
     def __init__(self, kind: Quantization | None, dtype: torch.dtype, rounds_inputs: bool) -> None:
         super().__init__(SHIPPED, dtype, CPU)
         if kind is not None:
-            quantize(self._model, kind, RoundedInputs if rounds_inputs else CpuLinears(dtype))
+            quantize(
+                self._model, kind, RoundedInputs if rounds_inputs else CompiledLinears(dtype, True)
+            )
 
     @torch.inference_mode()
     def perplexity(self, questions: Sequence[Question]) -> float:

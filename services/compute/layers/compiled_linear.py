@@ -17,12 +17,12 @@ from torch import Tensor
 
 from services.compute.kernels.cpu.dots import (
     BLOCK,
+    FOUR,
+    HAS_AMX,
     HAS_DOTS,
     LANES,
     NUMBERS,
     PANEL,
-    PLACES,
-    WORDS,
 )
 from services.compute.kernels.cpu.graph import add_bias, product, product_of_codes
 from services.compute.kernels.cpu.products import (
@@ -54,6 +54,10 @@ long as one. Where oneDNN has bfloat16 this was not measured; codes of 8 bits ha
 
 ROOM_ROWS = 64
 """Rows that are multiplied at once: with 16 a prompt waits for memory, as each reads the weight."""
+
+
+ROW_CODES = {multiply_bytes: torch.int16, multiply_halves: torch.int8}
+"""What rows are made into where they are no numbers."""
 
 
 class Parts(NamedTuple):
@@ -107,11 +111,11 @@ class FewRows:
         self._num_out, num_in = shape
         self._bias_O = None if bias_O is None else bias_O.to(torch.bfloat16).contiguous()
         self._multiply = worker.address
-        has_codes = worker in (multiply_bytes, multiply_halves)
-        self._product = product_of_codes if has_codes else product
-        x = rooms.of("x", num_in, torch.int16 if has_codes else torch.float32)
-        steps, edge = rooms.of("steps", 1), rooms.of("edge", PANEL, torch.bfloat16)
-        sums = rooms.of("sums", num_in // parts.group_size) if parts.group_size else None
+        dtype = ROW_CODES.get(worker, torch.float32)
+        self._product = product_of_codes if worker in ROW_CODES else product
+        num_steps = num_in // LANES if worker is multiply_halves else 1
+        x, edge = rooms.of("x", num_in, dtype), rooms.of("edge", PANEL, torch.bfloat16)
+        steps, sums = rooms.of("steps", num_steps), rooms.of("sums", num_steps)
         team = team_of(num_threads())
         largest = LARGEST_CODE * MOST_INPUTS // max(MOST_INPUTS, num_in)
         tensors = parts.weight, parts.scales, parts.lows
@@ -153,29 +157,25 @@ def number_parts(weight_OI: Tensor, put: Callable[[Tensor], Tensor]) -> Parts:
     return Parts(put(panels.view(*panels.shape[:2], -1, 2).transpose(1, 2)))
 
 
-def word_parts(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
-    """Codes of 4 bits in words [O / PANEL, B, LANES / 2, PANEL, 2], scales and lows [O / PANEL, G,
-    PANEL] for each LANES inputs, or BLOCK."""
+def half_parts(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
+    """Codes of 4 bits [O / PANEL, B, LANES / FOUR, PANEL, FOUR], two in a byte, scales and lows
+    [O / PANEL, G, PANEL] for each LANES inputs times as large a power of 2 as there can be."""
     num_out, num_in = weight.shape
-    words_OBL = torch.empty(num_out, num_in // BLOCK, LANES, dtype=torch.int16)
+    bytes_OBL = torch.empty(num_out, num_in // BLOCK, LANES, dtype=torch.uint8)
     for rows in chunks(num_out, num_in):
-        codes_OBGL = unhalved(weight.codes_OB[rows]).int().view(-1, num_in // BLOCK, WORDS, LANES)
-        shifts_G1 = torch.arange(0, 4 * WORDS, 4)[:, None]
-        words_OBL[rows] = (codes_OBGL << shifts_G1).sum(2).to(torch.int16)
-    panels = in_panels(words_OBL.flatten(1)).view(-1, PANEL, num_in // BLOCK, LANES // 2, 2)
-    words = put(panels.permute(0, 2, 3, 1, 4))
-    scales_OG = weight.scales_OG.float()
-    group_size = LANES if weight.group_size % BLOCK else BLOCK
+        codes_OB2L = unhalved(weight.codes_OB[rows]).view(-1, num_in // BLOCK, 2, LANES)
+        bytes_OBL[rows] = codes_OB2L[:, :, 0] | codes_OB2L[:, :, 1] << 4
+    panels = in_panels(bytes_OBL.flatten(1)).view(-1, PANEL, num_in // BLOCK, LANES // FOUR, FOUR)
+    codes = put(panels.permute(0, 2, 3, 1, 4))
+    group_size = weight.group_size & -weight.group_size
     repeats = weight.group_size // group_size
-    scales_OR = scales_OG.repeat_interleave(repeats, 1)
-    if group_size == LANES:
-        scales_OR.view(num_out, -1, WORDS).div_(torch.tensor(PLACES))
-    scales = put(in_panels(scales_OR).transpose(1, 2))
+    scales_OG = weight.scales_OG.float()
+    scales = put(in_panels(scales_OG.repeat_interleave(repeats, 1)).transpose(1, 2))
     if weight.zeros_OG is None:
-        return Parts(words, scales, scales, group_size)
+        return Parts(codes, scales, scales, group_size)
     lows_OG = (weight.zeros_OG.float() + MIDDLE).mul_(scales_OG)
     lows = put(in_panels(lows_OG.repeat_interleave(repeats, 1)).transpose(1, 2))
-    return Parts(words, scales, lows, group_size)
+    return Parts(codes, scales, lows, group_size)
 
 
 class ByRows:
@@ -205,9 +205,9 @@ class CompiledLinears(CpuLinears):
         put = self._side.put
         if isinstance(weight, Packed) and self._has_halves(weight):
             few = FewRows(
-                multiply_halves, word_parts(weight, put), weight.shape, bias_O, self._rooms
+                multiply_halves, half_parts(weight, put), weight.shape, bias_O, self._rooms
             )
-            if self._widens or not self._keep_dense:
+            if not (HAS_AMX and self._keep_dense):
                 return few
             return ByRows(few, self._dense_of(weight, bias_O, dense_OI), FEW_ROWS_INT4)
         if not isinstance(weight, Packed):

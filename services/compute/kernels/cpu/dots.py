@@ -1,15 +1,13 @@
-"""Sums of products: rows in float32 with weights in bfloat16, or codes: rows in 16 bits, weights
-in 8 or 4.
+"""Sums of products: rows in float32 with weights in bfloat16, or codes: rows in 16 bits and weights
+in 8, or rows in 8 and weights in 4.
 
-Of codes, processors multiply two vectors of 16-bit numbers and add neighbours in one instruction,
-which LLVM does not find in loops of Python: it is named here. With AVX-512 and VNNI it adds to the
-sum, too.
+Of codes, processors multiply two vectors and add neighbours in one instruction, which LLVM does not
+find in loops of Python: it is named here. With AVX-512 and VNNI it adds to the sum, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from llvmlite import binding, ir
@@ -23,21 +21,18 @@ LANES = 32
 NUMBERS = 8
 """The same where they are numbers."""
 
-WORDS = 4
-"""Codes of 4 bits in a word: one of each of four runs of LANES inputs, the first's in its lowest
-bits. Each run is a group, or all are one."""
+BLOCK = 2 * LANES
+"""Inputs whose codes of 4 bits share bytes: the lower halves are the first LANES', the upper ones
+those of the others."""
 
-BLOCK = WORDS * LANES
-PAIRS = LANES // 2
+FOUR = 4  # inputs that are added up in one sum of 32 bits
+
 PANEL = LANES // 2
 """Outputs whose weights lie beside one another: a vector has two inputs of each, as numbers or
 words, and the sums of a panel's outputs have a lane each, so that none has to be added up, and
 scales of a group are multiplied by once for all of them."""
 
-UNROLLED = 4  # pairs of inputs
-PLACES = (1, 16, 256, 1)
-"""What codes are times, run by run, if each run is a group: of the first three only the other bits
-are taken off, as a group's scale can have the factor. Two shifts in six fewer."""
+UNROLLED = 2  # of FOUR inputs: more at once does not fit the registers
 
 ROWS = 4
 """Rows that share what has been read of a weight."""
@@ -53,6 +48,10 @@ HAS_DOTS = bool(FEATURES.get("avx2"))
 """Whether this processor has such an instruction."""
 
 IS_WIDE = bool(FEATURES.get("avx512bw"))
+HAS_VNNI = bool(FEATURES.get("avx512vnni"))
+HAS_AMX = bool(FEATURES.get("amx-bf16"))
+"""Whether oneDNN multiplies many rows of bfloat16 faster than anything here."""
+
 Builder = Any  # llvmlite's, which has no types
 Value = Any
 
@@ -96,10 +95,6 @@ def everywhere(b: Builder, address: Value, kind: Any) -> Value:
     number = load(b, address, kind.element)
     one = b.insert_element(ir.Constant(kind, ir.Undefined), number, WORD(0))
     return _shuffled(b, one, one, [0] * kind.count)
-
-
-def _same(number: int) -> Value:
-    return ir.Constant(CODES, [number] * LANES)
 
 
 def _variables(b: Builder, kind: Any, count: int) -> list[Value]:
@@ -186,72 +181,84 @@ def _dots_of_bytes(num_rows: int) -> Callable[..., Any]:
     return dots
 
 
-def _panel_of_halves(num_rows: int, num_groups: int) -> Callable[..., Any]:
-    """With so many groups in a block."""
+def _panel_of_halves(num_rows: int) -> Callable[..., Any]:
+    """One row takes both halves of bytes at once; sums of more do not fit the registers so."""
+    turns = ((0, 1),) if num_rows == 1 else ((0,), (1,))
 
     @intrinsic
-    def panel(typing_context, weight, scales, lows, x, group_sums, steps, out, num_blocks, num_out):
-        """Of each row of x [R, I] and a panel's outputs: the sum over groups of their scale times a
-        dot product, less their low times the sum of x; times the row's step, into out [R, O]."""
+    def panel(typing_context, weight, scales, lows, x, steps, sums, out, num_in, num_out, shift):
+        """Of each row of x [R, I] and a panel's outputs, into out [R, O]: the sum over each LANES
+        inputs of their scale and the row's step times a dot product, less their low times the sum
+        of x. 2 ** shift LANES have one scale and one low."""
 
         def emit(context, b, signature, args):
-            weight, scales, lows, x, group_sums, steps, out, num_blocks, num_out = args
+            weight, scales, lows, x, steps, sums, out, num_in, num_out, shift = args
             totals = _variables(b, FLOATS, num_rows)
-            with cgutils.for_range(b, num_blocks) as loop:
-                words = _at(b, weight, loop.index, 2 * LANES * PAIRS)
-                blocks = [
-                    b.add(b.mul(num_blocks, ADDRESS(row)), loop.index) for row in range(num_rows)
-                ]
-                for group in range(num_groups):
-                    sums = _variables(b, SUMS, num_rows)
-                    for run in range(group, WORDS, num_groups):
-                        codes = partial(_codes, run=run, num_groups=num_groups)
-                        run_x = b.add(x, ADDRESS(2 * LANES * run))
-                        places = [_at(b, run_x, block, 2 * BLOCK) for block in blocks]
-                        _add_run(b, sums, words, codes, places)
-                    at = b.add(b.mul(loop.index, ADDRESS(num_groups)), ADDRESS(group))
-                    scale = load(b, _at(b, scales, at, 4 * PANEL), FLOATS)
-                    low = b.fneg(load(b, _at(b, lows, at, 4 * PANEL), FLOATS))
-                    group_x = b.add(group_sums, ADDRESS(4 * group))
-                    for total, sum_, block in zip(totals, sums, blocks, strict=True):
-                        sum_of_x = everywhere(b, _at(b, group_x, block, 4 * num_groups), FLOATS)
-                        add_to(b, total, b.sitofp(b.load(sum_), FLOATS), scale)
-                        add_to(b, total, low, sum_of_x)
+            num_groups = b.udiv(num_in, ADDRESS(LANES))
+            firsts = [b.mul(num_groups, ADDRESS(row)) for row in range(num_rows)]
+            with cgutils.for_range(b, b.udiv(num_in, ADDRESS(BLOCK))) as loop:
+                block = _at(b, weight, loop.index, LANES * PANEL)
+                groups = [b.add(b.mul(loop.index, ADDRESS(2)), ADDRESS(half)) for half in range(2)]
+                of_rows = [[b.add(first, group) for first in firsts] for group in groups]
+                for turn in turns:
+                    places = {half: [_at(b, x, g, LANES) for g in of_rows[half]] for half in turn}
+                    for half, dots in _dots_of_halves(b, block, places).items():
+                        at = b.lshr(groups[half], shift)
+                        scale = load(b, _at(b, scales, at, 4 * PANEL), FLOATS)
+                        low = b.fneg(load(b, _at(b, lows, at, 4 * PANEL), FLOATS))
+                        for total, dot, g in zip(totals, dots, of_rows[half], strict=True):
+                            step = everywhere(b, _at(b, steps, g, 4), FLOATS)
+                            add_to(b, total, b.fmul(b.sitofp(dot, FLOATS), step), scale)
+                            add_to(b, total, low, everywhere(b, _at(b, sums, g, 4), FLOATS))
             for row, total in enumerate(totals):
-                step = everywhere(b, _at(b, steps, ADDRESS(row), 4), FLOATS)
-                numbers = _narrowed(b, b.fmul(b.load(total), step))
-                _store(b, numbers, _at(b, out, b.mul(num_out, ADDRESS(row)), 2))
+                place = _at(b, out, b.mul(num_out, ADDRESS(row)), 2)
+                _store(b, _narrowed(b, b.load(total)), place)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), emit
+        return types.void(*[types.int64] * 10), emit
 
     return panel
 
 
-def _add_run(
-    b: Builder,
-    sums: list[Value],
-    words: Value,
-    codes: Callable[[Builder, Value], Value],
-    places: list[Value],
-) -> None:
-    """Add products of a run's pairs of inputs, of each row from its place on."""
-    with cgutils.for_range_slice(b, ADDRESS(0), ADDRESS(PAIRS), ADDRESS(UNROLLED)) as (first, _):
-        for step in range(UNROLLED):
-            pair = b.add(first, ADDRESS(step))
-            weights = codes(b, load(b, _at(b, words, pair, 2 * LANES), CODES))
-            for sum_, place in zip(sums, places, strict=True):
-                two = b.bitcast(everywhere(b, _at(b, place, pair, 4), SUMS), CODES)
-                b.store(b.add(b.load(sum_), _pairs(b, weights, two)), sum_)
+def _dots_of_halves(
+    b: Builder, block: Value, places: dict[int, list[Value]]
+) -> dict[int, list[Value]]:
+    """By the half of a byte those of LANES inputs and of each row from its place on."""
+    low_bits, four = (ir.Constant(SUMS, [n] * SUMS.count) for n in (0x0F0F0F0F, 4))
+    kind = SUMS if HAS_VNNI else CODES
+    sums = {half: _variables(b, kind, len(of_rows)) for half, of_rows in places.items()}
+    # A number that LLVM does not know: it would unroll the loop whole, and spill sums.
+    end = b.asm(ir.FunctionType(ADDRESS, [ADDRESS]), "", "=r,0", [ADDRESS(LANES)], False)
+    with cgutils.for_range_slice(b, ADDRESS(0), end, ADDRESS(FOUR * UNROLLED)) as (first, _):
+        for step in range(0, FOUR * UNROLLED, FOUR):
+            i = b.add(first, ADDRESS(step))
+            both = load(b, _at(b, block, i, PANEL), SUMS)
+            for half, of_rows in places.items():
+                codes = b.and_(b.lshr(both, four) if half else both, low_bits)
+                for sum_, place in zip(sums[half], of_rows, strict=True):
+                    x = everywhere(b, b.add(place, i), SUMS)
+                    b.store(_with_products(b, b.load(sum_), codes, x), sum_)
+    found = {half: list(map(b.load, of_rows)) for half, of_rows in sums.items()}
+    if HAS_VNNI:
+        return found
+    ones = ir.Constant(CODES, [1] * LANES)
+    return {half: [_pairs(b, sum_, ones) for sum_ in of_rows] for half, of_rows in found.items()}
 
 
-def _codes(b: Builder, words: Value, run: int, num_groups: int) -> Value:
-    """Those of a run, times its place where it is a group."""
-    if run == WORDS - 1:
-        return b.lshr(words, _same(4 * run))
-    if num_groups == WORDS:
-        return b.and_(words, _same(15 * PLACES[run]))
-    return b.and_(b.lshr(words, _same(4 * run)), _same(15))
+def _with_products(b: Builder, sums: Value, codes: Value, x: Value) -> Value:
+    """Sums with the products of codes without a sign and x added, of FOUR in 32 bits or, where
+    there are no such dots, of two in 16, which hold 15 * 127 * LANES / 2."""
+    if HAS_VNNI:
+        return called(b, "llvm.x86.avx512.vpdpbusd.512", SUMS, sums, codes, x)
+    size = LANES // 2
+
+    def of_half(first: int) -> Value:
+        words = [_shuffled(b, v, v, range(first, first + size // 2)) for v in (codes, x)]
+        both = [b.bitcast(v, ir.VectorType(BYTE, LANES)) for v in words]
+        return called(b, "llvm.x86.avx2.pmadd.ub.sw", HALVES, *both)
+
+    products = _shuffled(b, of_half(0), of_half(size // 2), range(LANES))
+    return b.add(sums, products)
 
 
 def _narrowed(b: Builder, numbers: Value) -> Value:
@@ -278,5 +285,4 @@ def add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
 
 panel_of_numbers, pair_of_numbers = _panel_of_numbers(1), _panel_of_numbers(2)
 dot_of_bytes, dots_of_bytes = _dots_of_bytes(1), _dots_of_bytes(ROWS)
-panel_of_runs, pair_of_runs, panels_of_runs = (_panel_of_halves(n, WORDS) for n in (1, 2, ROWS))
-panel_of_blocks, panels_of_blocks = _panel_of_halves(1, 1), _panel_of_halves(ROWS, 1)
+panel_of_halves, panels_of_halves = _panel_of_halves(1), _panel_of_halves(ROWS)

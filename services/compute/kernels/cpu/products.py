@@ -6,21 +6,15 @@ import numpy as np
 import torch
 
 from services.compute.kernels.cpu.dots import (
-    BLOCK,
     LANES,
     PANEL,
-    PLACES,
     ROWS,
-    WORDS,
     dot_of_bytes,
     dots_of_bytes,
     pair_of_numbers,
-    pair_of_runs,
-    panel_of_blocks,
+    panel_of_halves,
     panel_of_numbers,
-    panel_of_runs,
-    panels_of_blocks,
-    panels_of_runs,
+    panels_of_halves,
 )
 from services.compute.kernels.cpu.language import LIKE, compiled, narrow, pointer, wide
 from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
@@ -28,6 +22,7 @@ from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
 FLOAT, CODE, BFLOAT16 = np.float32(0), np.int8(0), LIKE[torch.bfloat16]
 WORD, SMALLEST_STEP = np.int16(0), np.float32(1e-30)
 SIZE = np.uint16(0x7FFF)  # the bits of a bfloat16 without its sign
+LARGEST_BYTE = np.float32(127)
 
 MIDDLE = 8
 """What is taken off codes of 4 bits whose groups have no zeros: lows are so many scales then."""
@@ -37,9 +32,10 @@ WORK = range(14)
 WEIGHT, SCALES, LOWS, NUM_IN, NUM_OUT, TEAM, LARGEST, GROUP, X, STEPS, SUMS, EDGE, *CALL = WORK
 OUT, NUM_ROWS = CALL
 """What there is to do. LARGEST is the largest code of a row, GROUP the number of a group's inputs
-where codes have 4 bits: LANES or BLOCK, else 0. X is room for rows in float32 or in codes, STEPS
-and SUMS for what a code of each row is, and for the sums of its groups, EDGE for outputs of the
-last panel, which may be of fewer than it has. SCALES is 0 where the weight has none."""
+where codes have 4 bits, LANES times a power of 2, else 0. X is room for rows in float32 or in
+codes, STEPS for what a code of each row is, or of each LANES, and SUMS for the sums of these, EDGE
+for outputs of the last panel, which may be of fewer than it has. SCALES is 0 where the weight has
+none."""
 
 
 @compiled
@@ -55,36 +51,60 @@ def product(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
 
 @compiled
 def product_of_codes(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
-    """The same with rows in codes of 16 bits: finer than bfloat16 for all that is more than 1/256
-    of a row's largest number."""
+    """The same with rows in codes."""
     work = pointer(work_ptr, 0, INT)
     work[OUT], work[NUM_ROWS] = out_ptr, num_rows
+    if work[GROUP]:
+        _to_bytes(work_ptr, x_ptr, like)
+    else:
+        _to_words(work_ptr, x_ptr, like)
+    in_team(work[TEAM], multiply, work_ptr)
+
+
+@compiled
+def _highest(x, num_in):
+    """The largest magnitude."""
+    bits = np.uint16(0)  # as whole numbers sizes are compared by vectors
+    for i in range(num_in):
+        bits = max(bits, np.uint16(x[i] & SIZE))
+    return wide(bits)
+
+
+@compiled
+def _to_words(work_ptr, x_ptr, like):
+    """Codes of 16 bits, a step for each row: finer than bfloat16 for all that is more than 1/256 of
+    a row's largest number."""
+    work = pointer(work_ptr, 0, INT)
     num_in, largest = work[NUM_IN], np.float32(work[LARGEST])
-    for row in range(num_rows):
+    for row in range(work[NUM_ROWS]):
         x, codes = pointer(x_ptr, row * num_in, like), pointer(work[X], row * num_in, WORD)
-        bits = np.uint16(0)  # as whole numbers sizes are compared by vectors
-        for i in range(num_in):
-            bits = max(bits, np.uint16(x[i] & SIZE))
-        highest = wide(bits)
+        highest = _highest(x, num_in)
         lost = highest * np.float32(0)  # NaN where one is not finite
         step = max(highest / largest, SMALLEST_STEP)
         for i in range(num_in):
             codes[i] = np.int16(np.int32(np.rint(wide(x[i]) / step)))
         pointer(work[STEPS], row, FLOAT)[0] = step + lost
-        group_size = work[GROUP]
-        if group_size:
-            num_groups = num_in // group_size
-            is_plain = work[LOWS] == work[SCALES]
-            sums = pointer(work[SUMS], row * num_groups, FLOAT)
-            for group in range(num_groups):
-                sum_ = np.int32(0)
-                for i in range(group * group_size, (group + 1) * group_size):
-                    sum_ = np.int32(sum_ + np.int32(codes[i]))
-                sums[group] = np.float32(sum_)
-                if is_plain:
-                    place = PLACES[group % WORDS] if group_size == LANES else 1
-                    sums[group] *= np.float32(MIDDLE * place)
-    in_team(work[TEAM], multiply, work_ptr)
+
+
+@compiled
+def _to_bytes(work_ptr, x_ptr, like):
+    """Codes of 8 bits, a step for each LANES inputs, as llama.cpp has them: off by at most 1/254 of
+    the largest of these, where the weight's own codes of 4 bits are off by 1/30 of theirs."""
+    work = pointer(work_ptr, 0, INT)
+    steps, sums = pointer(work[STEPS], 0, FLOAT), pointer(work[SUMS], 0, FLOAT)
+    middle = np.float32(MIDDLE if work[LOWS] == work[SCALES] else 1)
+    for group in range(work[NUM_ROWS] * work[NUM_IN] // LANES):
+        x, codes = pointer(x_ptr, group * LANES, like), pointer(work[X], group * LANES, CODE)
+        highest = _highest(x, LANES)
+        lost = highest * np.float32(0)
+        step = max(highest / LARGEST_BYTE, SMALLEST_STEP)
+        per_step, sum_ = np.float32(1) / step, np.int32(0)
+        for i in range(LANES):
+            code = np.int32(np.rint(wide(x[i]) * per_step))
+            codes[i] = np.int8(code)
+            sum_ = np.int32(sum_ + code)
+        steps[group] = step + lost
+        sums[group] = middle * (step + lost) * np.float32(sum_)
 
 
 @compiled
@@ -173,36 +193,29 @@ def multiply_bytes(work_ptr):
 
 @worker
 def multiply_halves(work_ptr):
-    """Codes of 4 bits in panels by codes of 16, with a scale and a low for each group."""
+    """Codes of 4 bits in panels by codes of 8, with a scale and a low for each group."""
     work = pointer(work_ptr, 0, INT)
     num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
-    num_blocks, num_groups = num_in // BLOCK, num_in // work[GROUP]
+    num_groups, shift = num_in // LANES, 0
+    while LANES << shift < work[GROUP]:
+        shift += 1
     first, last = own_part(work[TEAM], -(-num_out // PANEL))
     for begin in range(first * PANEL, last * PANEL, PANEL):
         is_edge = begin + PANEL > num_out
         out, width = work[OUT] + 2 * begin, num_out
         if is_edge:
             out, width = work[EDGE], PANEL
-        at = 4 * begin * num_groups
+        at = 4 * begin * (num_groups >> shift)
         of_panel = (work[WEIGHT] + begin * num_in // 2, work[SCALES] + at, work[LOWS] + at)
         row = 0
         while row < num_rows:
-            x, sums = work[X] + 2 * row * num_in, work[SUMS] + 4 * row * num_groups
-            of_rows = (x, sums, work[STEPS] + 4 * row, out + 2 * row * width, num_blocks, width)
+            steps, sums = work[STEPS] + 4 * row * num_groups, work[SUMS] + 4 * row * num_groups
+            of_rows = (work[X] + row * num_in, steps, sums, out + 2 * row * width)
             if row + ROWS <= num_rows:
-                if work[GROUP] == LANES:
-                    panels_of_runs(*of_panel, *of_rows)
-                else:
-                    panels_of_blocks(*of_panel, *of_rows)
+                panels_of_halves(*of_panel, *of_rows, num_in, width, shift)
                 row += ROWS
-            elif row + 2 <= num_rows and work[GROUP] == LANES:
-                pair_of_runs(*of_panel, *of_rows)
-                row += 2
             else:
-                if work[GROUP] == LANES:
-                    panel_of_runs(*of_panel, *of_rows)
-                else:
-                    panel_of_blocks(*of_panel, *of_rows)
+                panel_of_halves(*of_panel, *of_rows, num_in, width, shift)
                 row += 1
         if is_edge:
             _keep_edge(work_ptr, begin)

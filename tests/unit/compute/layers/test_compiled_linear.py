@@ -64,17 +64,31 @@ def test_few_rows_are_multiplied_exactly(
 @pytest.mark.parametrize("rows", [1, 6, 21, 67])
 @pytest.mark.parametrize(
     ("inputs", "group_size", "has_zeros"),
-    [(256, 32, False), (256, 64, True), (256, 256, True), (128, 128, True)],
+    [(192, 32, False), (256, 64, True), (192, 96, True), (256, 256, True), (128, 128, True)],
 )
-def test_codes_of_4_bits_are_multiplied_exactly(
+def test_codes_of_4_bits_are_multiplied_exactly_by_codes_of_8(
     inputs: int, group_size: int, has_zeros: bool, rows: int, threads: int
 ) -> None:
     torch.manual_seed(0)
-    weight, x = halves(inputs, group_size, has_zeros), torch.randn(rows, inputs).bfloat16()
-    bias = torch.randn(50).bfloat16()
+    weight, bias = halves(inputs, group_size, has_zeros), torch.randn(50).bfloat16()
+    codes = torch.randint(-127, 128, (rows, inputs // 32, 32))
+    codes[..., 5] = 127
+    steps = 2.0 ** torch.randint(-8, -5, (rows, inputs // 32, 1))
+    x = (codes * steps).flatten(1).bfloat16()
     linear = CompiledLinears(BFLOAT16, keep_dense=False)(weight, bias)
     exact = x.double() @ numbers(weight).T + bias.double()
     torch.testing.assert_close(linear(x).double(), exact, rtol=0.01, atol=0.02)
+
+
+def test_a_row_beside_4_bits_loses_half_a_step_of_each_32_inputs_at_most() -> None:
+    torch.manual_seed(0)
+    weight, x = halves(256, 32, has_zeros=True), torch.randn(9, 256).bfloat16()
+    x[:, ::50] *= 100  # takes precision from the 31 beside it alone
+    found = CompiledLinears(BFLOAT16, keep_dense=False)(weight, None)(x).double()
+    steps = x.double().view(9, -1, 32).abs().amax(-1) / 127
+    exact = x.double() @ numbers(weight).T
+    bound = steps.repeat_interleave(32, 1) / 2 @ numbers(weight).abs().T + exact.abs() / 128
+    assert ((found - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("make", [lambda: codes(256), lambda: halves(256, 32, False)])
