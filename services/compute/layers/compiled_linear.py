@@ -20,9 +20,11 @@ from services.compute.kernels.cpu.dots import (
     FOUR,
     HAS_AMX,
     HAS_DOTS,
+    HAS_VNNI,
     LANES,
     NUMBERS,
     PANEL,
+    ZERO,
 )
 from services.compute.kernels.cpu.graph import add_bias, product, product_of_codes
 from services.compute.kernels.cpu.products import (
@@ -32,6 +34,7 @@ from services.compute.kernels.cpu.products import (
     multiply_codes,
     multiply_halves,
     multiply_numbers,
+    multiply_panels,
     multiply_vectors,
 )
 from services.compute.kernels.cpu.team import num_threads, team_of
@@ -56,7 +59,11 @@ ROOM_ROWS = 64
 """Rows that are multiplied at once: with 16 a prompt waits for memory, as each reads the weight."""
 
 
-ROW_CODES = {multiply_bytes: torch.int16, multiply_halves: torch.int8}
+ROW_CODES = {
+    multiply_bytes: torch.int16,
+    multiply_panels: torch.int8,
+    multiply_halves: torch.int8,
+}
 """What rows are made into where they are no numbers."""
 
 
@@ -113,7 +120,7 @@ class FewRows:
         self._multiply = worker.address
         dtype = ROW_CODES.get(worker, torch.float32)
         self._product = product_of_codes if worker in ROW_CODES else product
-        num_steps = num_in // LANES if worker is multiply_halves else 1
+        num_steps = num_in // LANES if dtype == torch.int8 else 1
         x, edge = rooms.of("x", num_in, dtype), rooms.of("edge", PANEL, torch.bfloat16)
         steps, sums = rooms.of("steps", num_steps), rooms.of("sums", num_steps)
         team = team_of(num_threads())
@@ -178,6 +185,13 @@ def half_parts(weight: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
     return Parts(codes, scales, lows, group_size)
 
 
+def byte_parts(rounded: Packed, put: Callable[[Tensor], Tensor]) -> Parts:
+    """Codes of 8 bits [O / PANEL, I / FOUR, PANEL, FOUR], with ZERO added, and scales."""
+    panels = in_panels(rounded.codes_OB.bitwise_xor(-ZERO).view(torch.uint8))
+    codes = put(panels.view(len(panels), PANEL, -1, FOUR).transpose(1, 2))
+    return Parts(codes, put(in_panels(rounded.scales_OG.float())), None, LANES)
+
+
 class ByRows:
     """One map of few rows, another of more."""
 
@@ -224,6 +238,12 @@ class CompiledLinears(CpuLinears):
         few = FewRows(worker, parts, rounded.shape, bias_O, self._rooms)
         if self._widens and is_whole:
             return few
+        if HAS_VNNI and is_whole and not HAS_AMX:
+            put = self._side.put
+            many = FewRows(
+                multiply_panels, byte_parts(rounded, put), rounded.shape, bias_O, self._rooms
+            )
+            return ByRows(few, many, FEW_ROWS)
         return ByRows(few, self._many_rows_of_bytes(rounded, bias_O), FEW_ROWS)
 
     def _of_numbers(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:

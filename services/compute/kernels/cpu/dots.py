@@ -25,6 +25,9 @@ BLOCK = 2 * LANES
 """Inputs whose codes of 4 bits share bytes: the lower halves are the first LANES', the upper ones
 those of the others."""
 
+WHOLE = 2  # of a byte, not its half 0 or 1
+ZERO = 128  # added to codes of 8 bits, so that they have no sign
+
 FOUR = 4  # inputs that are added up in one sum of 32 bits
 
 PANEL = LANES // 2
@@ -202,7 +205,7 @@ def _panel_of_halves(num_rows: int) -> Callable[..., Any]:
                 of_rows = [[b.add(first, group) for first in firsts] for group in groups]
                 for turn in turns:
                     places = {half: [_at(b, x, g, LANES) for g in of_rows[half]] for half in turn}
-                    for half, dots in _dots_of_halves(b, block, places).items():
+                    for half, dots in _dots_of_codes(b, block, places).items():
                         at = b.lshr(groups[half], shift)
                         scale = load(b, _at(b, scales, at, 4 * PANEL), FLOATS)
                         low = b.fneg(load(b, _at(b, lows, at, 4 * PANEL), FLOATS))
@@ -220,10 +223,45 @@ def _panel_of_halves(num_rows: int) -> Callable[..., Any]:
     return panel
 
 
-def _dots_of_halves(
+def _panel_of_bytes(num_rows: int) -> Callable[..., Any]:
+    """With VNNI alone: products of neighbours have more than 16 bits."""
+
+    @intrinsic
+    def panel(typing_context, weight, scales, x, steps, sums, out, num_in, num_out):
+        """The same of codes of 8 bits with ZERO added, with a scale for each output."""
+
+        def emit(context, b, signature, args):
+            weight, scales, x, steps, sums, out, num_in, num_out = args
+            totals = _variables(b, FLOATS, num_rows)
+            num_groups = b.udiv(num_in, ADDRESS(LANES))
+            zero = ir.Constant(FLOATS, [float(-ZERO)] * FLOATS.count)
+            with cgutils.for_range(b, num_groups) as loop:
+                groups = [
+                    b.add(b.mul(num_groups, ADDRESS(row)), loop.index) for row in range(num_rows)
+                ]
+                block = _at(b, weight, loop.index, LANES * PANEL)
+                places = [_at(b, x, g, LANES) for g in groups]
+                dots = _dots_of_codes(b, block, {WHOLE: places})[WHOLE]
+                for total, dot, g in zip(totals, dots, groups, strict=True):
+                    step = everywhere(b, _at(b, steps, g, 4), FLOATS)
+                    add_to(b, total, b.sitofp(dot, FLOATS), step)
+                    add_to(b, total, zero, everywhere(b, _at(b, sums, g, 4), FLOATS))
+            scale = load(b, scales, FLOATS)
+            for row, total in enumerate(totals):
+                place = _at(b, out, b.mul(num_out, ADDRESS(row)), 2)
+                _store(b, _narrowed(b, b.fmul(b.load(total), scale)), place)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), emit
+
+    return panel
+
+
+def _dots_of_codes(
     b: Builder, block: Value, places: dict[int, list[Value]]
 ) -> dict[int, list[Value]]:
-    """By the half of a byte those of LANES inputs and of each row from its place on."""
+    """By the half of a byte, or of WHOLE ones, those of LANES inputs and of each row from its place
+    on."""
     low_bits, four = (ir.Constant(SUMS, [n] * SUMS.count) for n in (0x0F0F0F0F, 4))
     kind = SUMS if HAS_VNNI else CODES
     sums = {half: _variables(b, kind, len(of_rows)) for half, of_rows in places.items()}
@@ -234,7 +272,9 @@ def _dots_of_halves(
             i = b.add(first, ADDRESS(step))
             both = load(b, _at(b, block, i, PANEL), SUMS)
             for half, of_rows in places.items():
-                codes = b.and_(b.lshr(both, four) if half else both, low_bits)
+                codes = both
+                if half != WHOLE:
+                    codes = b.and_(b.lshr(both, four) if half else both, low_bits)
                 for sum_, place in zip(sums[half], of_rows, strict=True):
                     x = everywhere(b, b.add(place, i), SUMS)
                     b.store(_with_products(b, b.load(sum_), codes, x), sum_)
@@ -286,3 +326,4 @@ def add_to(b: Builder, variable: Value, x: Value, y: Value) -> None:
 panel_of_numbers, pair_of_numbers = _panel_of_numbers(1), _panel_of_numbers(2)
 dot_of_bytes, dots_of_bytes = _dots_of_bytes(1), _dots_of_bytes(ROWS)
 panel_of_halves, panels_of_halves = _panel_of_halves(1), _panel_of_halves(ROWS)
+panel_of_bytes, panels_of_bytes = _panel_of_bytes(1), _panel_of_bytes(ROWS)

@@ -12,8 +12,10 @@ from services.compute.kernels.cpu.dots import (
     dot_of_bytes,
     dots_of_bytes,
     pair_of_numbers,
+    panel_of_bytes,
     panel_of_halves,
     panel_of_numbers,
+    panels_of_bytes,
     panels_of_halves,
 )
 from services.compute.kernels.cpu.language import LIKE, compiled, narrow, pointer, wide
@@ -216,6 +218,32 @@ def multiply_halves(work_ptr):
                 row += ROWS
             else:
                 panel_of_halves(*of_panel, *of_rows, num_in, width, shift)
+                row += 1
+        if is_edge:
+            _keep_edge(work_ptr, begin)
+
+
+@worker
+def multiply_panels(work_ptr):
+    """Codes of 8 bits in panels by codes of 8, with a scale for each output."""
+    work = pointer(work_ptr, 0, INT)
+    num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
+    num_groups = num_in // LANES
+    first, last = own_part(work[TEAM], -(-num_out // PANEL))
+    for begin in range(first * PANEL, last * PANEL, PANEL):
+        is_edge = begin + PANEL > num_out
+        out, width = work[OUT] + 2 * begin, num_out
+        if is_edge:
+            out, width = work[EDGE], PANEL
+        of_panel, row = (work[WEIGHT] + begin * num_in, work[SCALES] + 4 * begin), 0
+        while row < num_rows:
+            steps, sums = work[STEPS] + 4 * row * num_groups, work[SUMS] + 4 * row * num_groups
+            of_rows = (work[X] + row * num_in, steps, sums, out + 2 * row * width)
+            if row + ROWS <= num_rows:
+                panels_of_bytes(*of_panel, *of_rows, num_in, width)
+                row += ROWS
+            else:
+                panel_of_bytes(*of_panel, *of_rows, num_in, width)
                 row += 1
         if is_edge:
             _keep_edge(work_ptr, begin)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.cpu.dots import HAS_AMX, HAS_VNNI
 from services.compute.layers import compiled_linear, cpu_linear
 from services.compute.layers.compiled_linear import ByRows, CompiledLinears, FewRows
 from services.compute.layers.cpu_linear import FEW_ROWS
@@ -71,13 +72,31 @@ def test_codes_of_4_bits_are_multiplied_exactly_by_codes_of_8(
 ) -> None:
     torch.manual_seed(0)
     weight, bias = halves(inputs, group_size, has_zeros), torch.randn(50).bfloat16()
-    codes = torch.randint(-127, 128, (rows, inputs // 32, 32))
-    codes[..., 5] = 127
-    steps = 2.0 ** torch.randint(-8, -5, (rows, inputs // 32, 1))
-    x = (codes * steps).flatten(1).bfloat16()
+    x = of_bytes(rows, inputs)
     linear = CompiledLinears(BFLOAT16, keep_dense=False)(weight, bias)
     exact = x.double() @ numbers(weight).T + bias.double()
     torch.testing.assert_close(linear(x).double(), exact, rtol=0.01, atol=0.02)
+
+
+@pytest.mark.skipif(not HAS_VNNI or HAS_AMX, reason="other processors have other products")
+@pytest.mark.parametrize("rows", [FEW_ROWS + 1, 21, 67])
+@pytest.mark.parametrize("inputs", [32, 160])
+def test_many_rows_are_multiplied_exactly_by_codes_of_8_bits(
+    inputs: int, rows: int, threads: int
+) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = codes(inputs), torch.randn(50).bfloat16(), of_bytes(rows, inputs)
+    linear = CompiledLinears(BFLOAT16, keep_dense=True)(weight, bias)
+    exact = x.double() @ numbers(weight).T + bias.double()
+    torch.testing.assert_close(linear(x).double(), exact, rtol=0.01, atol=0.02)
+
+
+def of_bytes(rows: int, inputs: int) -> Tensor:
+    """Rows that are codes of 8 bits times a power of 2 for each 32 inputs."""
+    codes = torch.randint(-127, 128, (rows, inputs // 32, 32))
+    codes[..., 5] = 127
+    steps = 2.0 ** torch.randint(-8, -5, (rows, inputs // 32, 1))
+    return (codes * steps).flatten(1).bfloat16()
 
 
 def test_a_row_beside_4_bits_loses_half_a_step_of_each_32_inputs_at_most() -> None:
