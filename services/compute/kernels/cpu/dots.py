@@ -61,6 +61,8 @@ Value = Any
 
 def _pairs(b: Builder, x: Value, y: Value) -> Value:
     """x times y, each product added to its neighbour's."""
+    if not HAS_DOTS:
+        return _plain_pairs(b, x, y, SUMS)
     if IS_WIDE:
         return called(b, "llvm.x86.avx512.pmaddw.d.512", SUMS, x, y)
     size = LANES // 2
@@ -71,6 +73,20 @@ def _pairs(b: Builder, x: Value, y: Value) -> Value:
         return called(b, "llvm.x86.avx2.pmadd.wd", kind, *halves)
 
     return _shuffled(b, of_half(0), of_half(size), range(size))
+
+
+def _plain_pairs(b: Builder, x: Value, y: Value, kind: Any) -> Value:
+    """The same by any processor, of which none calls it: what is compiled has to be valid."""
+    count = kind.count
+
+    def every_other(v: Value, first: int, widen: Callable[..., Value]) -> Value:
+        return widen(_shuffled(b, v, v, range(first, 2 * count, 2)), kind)
+
+    widen = b.zext if kind == CODES else b.sext
+    products = [
+        b.mul(every_other(x, first, widen), every_other(y, first, b.sext)) for first in range(2)
+    ]
+    return b.add(*products)
 
 
 def called(b: Builder, name: str, result: Any, *values: Value, **options: Any) -> Value:
@@ -290,6 +306,9 @@ def _with_products(b: Builder, sums: Value, codes: Value, x: Value) -> Value:
     there are no such dots, of two in 16, which hold 15 * 127 * LANES / 2."""
     if HAS_VNNI:
         return called(b, "llvm.x86.avx512.vpdpbusd.512", SUMS, sums, codes, x)
+    if not HAS_DOTS:
+        codes, x = (b.bitcast(v, ir.VectorType(BYTE, 2 * LANES)) for v in (codes, x))
+        return b.add(sums, _plain_pairs(b, codes, x, CODES))
     size = LANES // 2
 
     def of_half(first: int) -> Value:

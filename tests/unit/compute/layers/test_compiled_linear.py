@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numba
 import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.cpu import dots
 from services.compute.kernels.cpu.dots import HAS_AMX, HAS_VNNI
 from services.compute.layers import compiled_linear, cpu_linear
-from services.compute.layers.compiled_linear import ByRows, CompiledLinears, FewRows
+from services.compute.layers.compiled_linear import (
+    ByRows,
+    CompiledLinears,
+    FewRows,
+    half_parts,
+)
 from services.compute.layers.cpu_linear import FEW_ROWS
 from services.compute.quantization.packed import Packed, Weight
 
@@ -89,6 +96,31 @@ def test_many_rows_are_multiplied_exactly_by_codes_of_8_bits(
     linear = CompiledLinears(BFLOAT16, keep_dense=True)(weight, bias)
     exact = x.double() @ numbers(weight).T + bias.double()
     torch.testing.assert_close(linear(x).double(), exact, rtol=0.01, atol=0.02)
+
+
+def test_without_an_instruction_that_adds_neighbours_kernels_are_valid_and_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No such processor calls them, but all that is imported is compiled."""
+    monkeypatch.setattr(dots, "HAS_DOTS", False)
+    monkeypatch.setattr(dots, "HAS_VNNI", False)
+    dot, panel = dots._dots_of_bytes(1), dots._panel_of_halves(1)
+    run_dot = numba.njit(lambda weight, x: dot(weight, x, 64)[0])
+    run_panel = numba.njit(lambda *at: panel(*at, 64, dots.PANEL, 0))
+    torch.manual_seed(0)
+    weight = codes(64).codes_OB[0]
+    x = torch.randint(-999, 999, (64,), dtype=torch.int16)
+    assert run_dot(weight.data_ptr(), x.data_ptr()) == int(weight.long() @ x.long())
+    few = halves_of_32(64)
+    parts = half_parts(few, lambda part: part.contiguous())
+    row, out = of_bytes(1, 64), torch.empty(dots.PANEL, dtype=BFLOAT16)
+    steps = row.float().view(2, 32).amax(1) / 127
+    row_codes = (row.float().view(2, 32) / steps[:, None]).round()
+    tensors = parts.weight, parts.scales, parts.lows, row_codes.to(torch.int8), steps
+    sums = row_codes.sum(1) * steps
+    run_panel(*(x.data_ptr() for x in (*tensors, sums, out) if x is not None))
+    exact = numbers(few)[: dots.PANEL] @ row[0].double()
+    torch.testing.assert_close(out.double(), exact, rtol=0.01, atol=0.02)
 
 
 def of_bytes(rows: int, inputs: int) -> Tensor:
