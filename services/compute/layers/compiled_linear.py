@@ -236,13 +236,12 @@ class CompiledLinears(CpuLinears):
         worker = multiply_bytes if is_whole else multiply_codes
         parts = Parts(rounded.codes_OB, rounded.scales_OG.flatten().float())
         few = FewRows(worker, parts, rounded.shape, bias_O, self._rooms)
-        if self._widens and is_whole:
+        has_panels = is_whole and HAS_VNNI and not HAS_AMX
+        if is_whole and self._widens or has_panels and not self._keep_dense:
             return few
-        if HAS_VNNI and is_whole and not HAS_AMX:
-            put = self._side.put
-            many = FewRows(
-                multiply_panels, byte_parts(rounded, put), rounded.shape, bias_O, self._rooms
-            )
+        if has_panels:
+            panels = byte_parts(rounded, self._side.put)
+            many = FewRows(multiply_panels, panels, rounded.shape, bias_O, self._rooms)
             return ByRows(few, many, FEW_ROWS)
         return ByRows(few, self._many_rows_of_bytes(rounded, bias_O), FEW_ROWS)
 
