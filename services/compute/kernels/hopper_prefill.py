@@ -4,8 +4,8 @@ One warp has the copy engine bring pages of keys and values, or warps make numbe
 bits (`hopper_widen`). Two warpgroups take half of an item's rows each: a warpgroup weighs a block's
 scores while its tensor cores multiply the values of the block before. An H100 reaches 617 TFLOP/s
 for a prompt of 4,096 (8B) where the kernel of prefill_attention, which has the same promises and
-serves all other devices, reaches 370. In Gluon, since plain Triton has no say in which warps do
-what, nor in when a product is waited for.
+serves all other devices, heads and pages, reaches 370. In Gluon, since plain Triton has no say in
+which warps do what, nor in when a product is waited for.
 
 Shape legend: M rows of a warpgroup (queries times heads of a group), N keys of a block, D head
 width, P positions of a page.
@@ -67,8 +67,8 @@ class Warps(NamedTuple):
 
 
 FETCHING = Warps(1, ATTENDING_REGISTERS, FETCHING_REGISTERS, MAX_REGISTERS)
-# Twice as many warps have two instructions on their way where one has one: 308 us for 351 (4,096
-# tokens of 8B). Sums of 256 columns leave registers for four.
+# Eight warps take 308 us where four take 351 (4,096 tokens of 8B in FP8); sums of 256 columns leave
+# registers for four.
 WIDENING = {64: Warps(8, 192, 64, 128), 128: Warps(8, 192, 64, 128), 256: Warps(4, 200, 104, 168)}
 
 

@@ -193,57 +193,46 @@ def multiply_bytes(work_ptr):
                     out[n * num_out + o] = narrow(dot[0] * scales[o] * steps[n], BFLOAT16)
 
 
-@worker
-def multiply_halves(work_ptr):
-    """Codes of 4 bits in panels by codes of 8, with a scale and a low for each group."""
+@compiled
+def _multiply_panels(work_ptr, bits):
+    """Codes of 4 bits, with a scale and a low for each group, or of 8, with a scale for each
+    output, in panels by codes of 8."""
     work = pointer(work_ptr, 0, INT)
     num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
     num_groups, shift = num_in // LANES, 0
     while LANES << shift < work[GROUP]:
         shift += 1
+    num_scales = num_groups >> shift if bits == 4 else 1
     first, last = own_part(work[TEAM], -(-num_out // PANEL))
     for begin in range(first * PANEL, last * PANEL, PANEL):
         is_edge = begin + PANEL > num_out
         out, width = work[OUT] + 2 * begin, num_out
         if is_edge:
             out, width = work[EDGE], PANEL
-        at = 4 * begin * (num_groups >> shift)
-        of_panel = (work[WEIGHT] + begin * num_in // 2, work[SCALES] + at, work[LOWS] + at)
-        row = 0
+        weight, at = work[WEIGHT] + begin * num_in * bits // 8, 4 * begin * num_scales
+        scales, lows, row = work[SCALES] + at, work[LOWS] + at, 0
         while row < num_rows:
             steps, sums = work[STEPS] + 4 * row * num_groups, work[SUMS] + 4 * row * num_groups
-            of_rows = (work[X] + row * num_in, steps, sums, out + 2 * row * width)
-            if row + ROWS <= num_rows:
-                panels_of_halves(*of_panel, *of_rows, num_in, width, shift)
-                row += ROWS
+            of_rows = (work[X] + row * num_in, steps, sums, out + 2 * row * width, num_in, width)
+            is_one = row + ROWS > num_rows
+            if bits == 4 and is_one:
+                panel_of_halves(weight, scales, lows, *of_rows, shift)
+            elif bits == 4:
+                panels_of_halves(weight, scales, lows, *of_rows, shift)
+            elif is_one:
+                panel_of_bytes(weight, scales, *of_rows)
             else:
-                panel_of_halves(*of_panel, *of_rows, num_in, width, shift)
-                row += 1
+                panels_of_bytes(weight, scales, *of_rows)
+            row += 1 if is_one else ROWS
         if is_edge:
             _keep_edge(work_ptr, begin)
 
 
 @worker
+def multiply_halves(work_ptr):
+    _multiply_panels(work_ptr, 4)
+
+
+@worker
 def multiply_panels(work_ptr):
-    """Codes of 8 bits in panels by codes of 8, with a scale for each output."""
-    work = pointer(work_ptr, 0, INT)
-    num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
-    num_groups = num_in // LANES
-    first, last = own_part(work[TEAM], -(-num_out // PANEL))
-    for begin in range(first * PANEL, last * PANEL, PANEL):
-        is_edge = begin + PANEL > num_out
-        out, width = work[OUT] + 2 * begin, num_out
-        if is_edge:
-            out, width = work[EDGE], PANEL
-        of_panel, row = (work[WEIGHT] + begin * num_in, work[SCALES] + 4 * begin), 0
-        while row < num_rows:
-            steps, sums = work[STEPS] + 4 * row * num_groups, work[SUMS] + 4 * row * num_groups
-            of_rows = (work[X] + row * num_in, steps, sums, out + 2 * row * width)
-            if row + ROWS <= num_rows:
-                panels_of_bytes(*of_panel, *of_rows, num_in, width)
-                row += ROWS
-            else:
-                panel_of_bytes(*of_panel, *of_rows, num_in, width)
-                row += 1
-        if is_edge:
-            _keep_edge(work_ptr, begin)
+    _multiply_panels(work_ptr, 8)
