@@ -1,7 +1,7 @@
 """Compile kernels for Hopper, which needs no GPU, and print their assembly, one after the other.
 
 python -m tests.kernels.compile_for_hopper prefill=WIDTH widened=WIDTH expanded=HEADS \
-    latent_decode=HEADS gate_up=TOKENS matmul=TOKENS int4=GROUP
+    latent_decode=HEADS gate_up=TOKENS matmul=TOKENS int4=GROUP fp8_row=INPUTS
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from services.compute.kernels import (
+    fp8_matvec,
     hopper_expanded,
     hopper_int4,
     hopper_latent_decode,
@@ -56,6 +57,16 @@ POINTERS = {
     "bias_O": "*bf16",
     "partials": "*fp32",
     "arrivals": "*i32",
+    "x_ptr": "*bf16",
+    "delta_ptr": "*bf16",
+    "norm_ptr": "*bf16",
+    "word_ptr": "*i32",
+    "bias_ptr": "*bf16",
+    "out_ptr": "*bf16",
+    "sum_ptr": "*bf16",
+    "scale_ptr": "*fp32",
+    "norm_bias_ptr": "*bf16",
+    "post_ptr": "*bf16",
 }
 NUMBERS = {
     "scale_log2": "fp32",
@@ -68,6 +79,9 @@ NUMBERS = {
     "num_out": "i32",
     "share": "i32",
     "total": "i32",
+    "eps": "fp32",
+    "post_eps": "fp32",
+    "scale": "fp32",
 }
 
 
@@ -190,6 +204,16 @@ def int4(group: int) -> Launch:
     return Launch(hopper_int4._hopper_int4_kernel, boxes, constants)
 
 
+def fp8_row(num_in: int) -> Launch:
+    """Of a norm of all forms, with a bias; a row has a chunk that not all slots have."""
+    config = fp8_matvec.walk_config(num_in, pdl=False)
+    constants: dict[str, Any] = {
+        "NUM_OUT": 6144, "NUM_IN": num_in, "PROGRAMS": 264, "SLOTS": config.num_slots,
+        "ACTIVATION": None, "NORM": ("layer", True), "POST": ("rms", True), "PDL": True,
+    }  # fmt: skip
+    return Launch(fp8_matvec._fp8_matvec_kernel, {}, constants, config.max_registers)
+
+
 LAUNCHES = {
     "prefill": prefill,
     "widened": widened,
@@ -198,6 +222,7 @@ LAUNCHES = {
     "gate_up": gate_up,
     "matmul": matmul,
     "int4": int4,
+    "fp8_row": fp8_row,
 }
 
 

@@ -11,7 +11,7 @@ product alone has as long an input as its rows, and would wait for weights and i
 other: there they are only brought into the L2 cache.
 
 Codes of FP8 stay bytes in registers until the input is there: as numbers they would take four times
-as many. A row's scale multiplies its sum.
+as many. A row's scale multiplies its sum. On Hopper wide ones are for `fp8_matvec`.
 
 Shape legend: T rows, which is 1, I inputs, O outputs, E hidden width, F inner width of the MLP.
 """
@@ -33,6 +33,7 @@ from services.compute.kernels.add_norm import (
     norm_reference,
     normalize,
 )
+from services.compute.kernels.fp8_matvec import fp8_matvec, suits
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec_config import (
@@ -315,6 +316,10 @@ def _launch(
     weight_OI, scales_O, kind = _operands(weight)
     num_in, itemsize = weight_OI.shape[1], weight_OI.element_size()
     num_out = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
+    if config is None and suits(weight_OI, normed, out_TO, gated=gated, pdl=pdl):
+        assert scales_O is not None
+        fp8_matvec(normed, weight_OI, scales_O, bias_O, out_TO, activation, pdl=pdl)
+        return
     if config is None and gated:
         config = gate_up_config(num_out, num_in, itemsize)
     elif config is None:
