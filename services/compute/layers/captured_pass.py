@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.compute.kernels.cpu.graph import noted, packed, replay
+from services.compute.kernels.cpu.graph import noted, packed, replay, replay_parts
+from services.compute.kernels.cpu.team import num_threads, team_of
 from services.compute.layers.eager_step import Layers
 from services.compute.layers.parts import Hidden
 from services.compute.layers.row_attention import RowAttention
@@ -60,16 +61,18 @@ class CapturedPass:
         self._state, self._attention, self._hidden = state, attention, hidden
         self._x_TE = hidden.x_TE
         self._watch = _Watch()
-        self._layers: list[tuple[int, int]] = []  # where their calls are, and how many
-        self._kept: list[npt.NDArray[np.int64]] = []
+        self._team = team_of(num_threads())
+        self._layers: list[npt.NDArray[np.int64]] = []  # their calls
+        self._works: list[npt.NDArray[np.int64]] = []
 
     def capture(self, layers: Layers, step: Any) -> Generator[bool, None, bool]:
         """Go through the layers; returns whether that can be replayed."""
         for layer in layers:
             with noted() as calls, self._watch:
                 layer(self._hidden, step)
-            self._kept.append(calls_NS := packed(calls))
-            self._layers.append((calls_NS.ctypes.data, len(calls)))
+            self._layers.append(calls_NS := packed(calls))
+            team_ptr = self._team.ctypes.data
+            self._works.append(np.array((calls_NS.ctypes.data, len(calls), team_ptr)))
             yield True
         self._delta_TE, self._scale = self._state.delta_TE, self._state.scale
         return not self._watch.has_computed
@@ -86,8 +89,8 @@ class CapturedPass:
         for here, there in zip(own.rope_rows, state.rope_rows, strict=True):
             for kept, rows in zip(here, there, strict=True):
                 kept.copy_(rows)
-        for calls in self._layers:
-            replay(*calls)
+        for work in self._works:
+            replay(work.ctypes.data, replay_parts.address)
             yield True
         hidden.x_TE = self._hidden.x_TE
         state.delta_TE, state.scale = self._delta_TE, self._scale

@@ -30,7 +30,7 @@ from services.compute.layers.step_attention import StepAttention
 from services.compute.layers.weighted_layers import LinearMap, Norm
 
 MOST_ROWS = 64
-"""Kernels have one thread: torch's are faster with more rows."""
+"""Kernels that are not replayed have one thread: torch's are faster with more rows."""
 
 
 class CompiledStep(EagerStep):

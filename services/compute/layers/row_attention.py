@@ -102,8 +102,6 @@ class RowAttention:
         for own, rows in zip(self._rows, other._rows, strict=True):
             own[: len(rows)] = rows
         self._sizes[TABLE_WIDTH] = other._sizes[TABLE_WIDTH]
-        self._num_keys = other._num_keys
-        self._work[kernels.TEAM] = self._team_ptr()
         return True
 
     def _team_ptr(self) -> int:

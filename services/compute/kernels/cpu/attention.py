@@ -26,7 +26,7 @@ from services.compute.kernels.cpu.language import (
     size_of,
     wide,
 )
-from services.compute.kernels.cpu.team import INT, in_team, own_part, worker
+from services.compute.kernels.cpu.team import INT, call, in_team, own_part, worker
 
 FLOAT, DOUBLE, BFLOAT16 = np.float32(0), np.float64(0), LIKE[torch.bfloat16]
 
@@ -74,10 +74,24 @@ def store(kv_ptr, kv_stride, pages_ptr, form_ptr, rows_ptr, like):
 def attend(work_ptr, q_ptr, pages_ptr, rows_ptr, sinks_ptr, softcap, mix):
     """Mix all heads of the rows; `mix` is the address of a worker. The rows are their positions,
     the first that each sees, and their tables of pages."""
+    work = _begun(work_ptr, q_ptr, pages_ptr, rows_ptr, sinks_ptr, softcap)
+    in_team(work[TEAM], mix, work_ptr)
+
+
+@compiled
+def part_of_attend(team_ptr, work_ptr, q_ptr, pages_ptr, rows_ptr, sinks_ptr, softcap, mix):
+    """A member's part of `attend`, whatever team there is to do it otherwise."""
+    work = _begun(work_ptr, q_ptr, pages_ptr, rows_ptr, sinks_ptr, softcap)
+    work[TEAM] = team_ptr
+    call(mix, work_ptr)
+
+
+@compiled
+def _begun(work_ptr, q_ptr, pages_ptr, rows_ptr, sinks_ptr, softcap):
     work = pointer(work_ptr, 0, INT)
     work[Q], work[PAGES], work[ROWS], work[SINKS] = q_ptr, pages_ptr, rows_ptr, sinks_ptr
     pointer(work_ptr, SOFTCAP, DOUBLE)[0] = softcap
-    in_team(work[TEAM], mix, work_ptr)
+    return work
 
 
 @compiled

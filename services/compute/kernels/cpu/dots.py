@@ -37,6 +37,12 @@ scales of a group are multiplied by once for all of them."""
 
 UNROLLED = 2  # of FOUR inputs: more at once does not fit the registers
 
+LINE = 64
+"""Bytes of a line of the cache."""
+
+FETCHED = 4
+"""Lines that may be fetched of the next panel of codes for each LANES * PANEL bytes of one."""
+
 ROWS = 4
 """Rows that share what has been read of a weight."""
 
@@ -173,6 +179,14 @@ def fetch_line(b: Builder, address: Value) -> None:
     b.call(fetch, [pointer, WORD(0), WORD(3), WORD(1)])
 
 
+def _fetch_lines(b: Builder, address: Value, more: Value) -> None:
+    """Those from an address on, and as many `more` bytes behind; of 0 the same."""
+    for line in range(FETCHED // 2):
+        first = b.add(address, ADDRESS(line * LINE))
+        fetch_line(b, first)
+        fetch_line(b, b.add(first, more))
+
+
 def _dots_of_bytes(num_rows: int) -> Callable[..., Any]:
     @intrinsic
     def dots(typing_context, weight, x, num_in):
@@ -205,18 +219,35 @@ def _panel_of_halves(num_rows: int) -> Callable[..., Any]:
     turns = ((0, 1),) if num_rows == 1 else ((0,), (1,))
 
     @intrinsic
-    def panel(typing_context, weight, scales, lows, x, steps, sums, out, num_in, num_out, shift):
+    def panel(
+        typing_context,
+        weight,
+        ahead,
+        more,
+        scales,
+        lows,
+        x,
+        steps,
+        sums,
+        out,
+        num_in,
+        num_out,
+        shift,
+    ):
         """Of each row of x [R, I] and a panel's outputs, into out [R, O]: the sum over each LANES
         inputs of their scale and the row's step times a dot product, less their low times the sum
-        of x. 2 ** shift LANES have one scale and one low."""
+        of x. 2 ** shift LANES have one scale and one low. A part of the codes at `ahead` is fetched
+        meanwhile."""
 
         def emit(context, b, signature, args):
-            weight, scales, lows, x, steps, sums, out, num_in, num_out, shift = args
+            weight, ahead, more, scales, lows, x, steps, sums, out, num_in, num_out, shift = args
             totals = _variables(b, FLOATS, num_rows)
             num_groups = b.udiv(num_in, ADDRESS(LANES))
             firsts = [b.mul(num_groups, ADDRESS(row)) for row in range(num_rows)]
             with cgutils.for_range(b, b.udiv(num_in, ADDRESS(BLOCK))) as loop:
                 block = _at(b, weight, loop.index, LANES * PANEL)
+                if num_rows > 1:
+                    _fetch_lines(b, _at(b, ahead, loop.index, LANES * PANEL), more)
                 groups = [b.add(b.mul(loop.index, ADDRESS(2)), ADDRESS(half)) for half in range(2)]
                 of_rows = [[b.add(first, group) for first in firsts] for group in groups]
                 for turn in turns:
@@ -234,7 +265,7 @@ def _panel_of_halves(num_rows: int) -> Callable[..., Any]:
                 _store(b, _narrowed(b, b.load(total)), place)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 10), emit
+        return types.void(*[types.int64] * 12), emit
 
     return panel
 
@@ -243,11 +274,11 @@ def _panel_of_bytes(num_rows: int) -> Callable[..., Any]:
     """With VNNI alone: products of neighbours have more than 16 bits."""
 
     @intrinsic
-    def panel(typing_context, weight, scales, x, steps, sums, out, num_in, num_out):
+    def panel(typing_context, weight, ahead, more, scales, x, steps, sums, out, num_in, num_out):
         """The same of codes of 8 bits with ZERO added, with a scale for each output."""
 
         def emit(context, b, signature, args):
-            weight, scales, x, steps, sums, out, num_in, num_out = args
+            weight, ahead, more, scales, x, steps, sums, out, num_in, num_out = args
             totals = _variables(b, FLOATS, num_rows)
             num_groups = b.udiv(num_in, ADDRESS(LANES))
             zero = ir.Constant(FLOATS, [float(-ZERO)] * FLOATS.count)
@@ -256,6 +287,8 @@ def _panel_of_bytes(num_rows: int) -> Callable[..., Any]:
                     b.add(b.mul(num_groups, ADDRESS(row)), loop.index) for row in range(num_rows)
                 ]
                 block = _at(b, weight, loop.index, LANES * PANEL)
+                if num_rows > 1:
+                    _fetch_lines(b, _at(b, ahead, loop.index, LANES * PANEL), more)
                 places = [_at(b, x, g, LANES) for g in groups]
                 dots = _dots_of_codes(b, block, {WHOLE: places})[WHOLE]
                 for total, dot, g in zip(totals, dots, groups, strict=True):
@@ -268,7 +301,7 @@ def _panel_of_bytes(num_rows: int) -> Callable[..., Any]:
                 _store(b, _narrowed(b, b.fmul(b.load(total), scale)), place)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), emit
+        return types.void(*[types.int64] * 10), emit
 
     return panel
 

@@ -1,7 +1,9 @@
-"""Calls of kernels that are noted once and then made again together: a graph of one thread.
+"""Calls of kernels that are noted once and then made again together, by all threads of a team.
 
 What follows each other in a pass is as fixed as on a GPU with its graphs; only what the addresses
-lead to changes. Between kernels Python takes longer than most of them.
+lead to changes. Between kernels Python takes longer than most of them. Each thread does its part of
+each call, and all meet after it: for a call of its own a team would come together anew, and what
+stands between products one thread would do alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 
 from services.compute.kernels.cpu import attention, products, rows
 from services.compute.kernels.cpu.language import LIKE, compiled, pointer
-from services.compute.kernels.cpu.team import INT
+from services.compute.kernels.cpu.team import INT, in_team, meet, own_part, worker
 
 BFLOAT16, FLOAT, DOUBLE = LIKE[torch.bfloat16], LIKE[torch.float32], np.float64(0)
 KINDS = range(11)
@@ -35,34 +37,71 @@ SIZE = 11
 """Numbers of a call: its kind, and its arguments."""
 
 
+WORK = CALLS, COUNT, TEAM = range(3)
+"""What there is to replay."""
+
+BYTES = 2  # of a number
+
+
 @compiled
-def replay(calls_ptr, count):
-    """Make so many calls of kernels for bfloat16."""
-    for number in range(count):
-        a, f = pointer(calls_ptr, SIZE * number, INT), pointer(calls_ptr, SIZE * number, DOUBLE)
-        kind = a[0]
-        if kind == PRODUCT:
-            products.product(a[1], a[2], a[3], a[4], a[5], BFLOAT16)
-        elif kind == PRODUCT_OF_CODES:
-            products.product_of_codes(a[1], a[2], a[3], a[4], a[5], BFLOAT16)
-        elif kind == ADD_BIAS:
-            rows.add_bias(a[1], a[2], a[3], a[4], BFLOAT16)
-        elif kind == ADD_NORM:
-            rows.add_norm(a[1], a[2], a[3], a[4], a[5], a[6], f[7], f[8], BFLOAT16, BFLOAT16)
-        elif kind == ADD_NORM_BY_FLOATS:
-            rows.add_norm(a[1], a[2], a[3], a[4], a[5], a[6], f[7], f[8], BFLOAT16, FLOAT)
-        elif kind == GATED:
-            rows.gated(a[1], a[2], a[3], a[4], a[5], BFLOAT16)
-        elif kind == ADD_SCALED:
-            rows.add_scaled(a[1], a[2], a[3], f[4], BFLOAT16)
-        elif kind == SCALE_ROWS:
-            rows.scale_rows(a[1], a[2], a[3], a[4], f[5], BFLOAT16)
-        elif kind == ROTATE:
-            attention.rotate(a[1], a[2], a[3], a[4], a[5], a[6], a[7], BFLOAT16)
-        elif kind == STORE:
-            attention.store(a[1], a[2], a[3], a[4], a[5], BFLOAT16)
+def replay(work_ptr, worker):
+    """Make calls of kernels for bfloat16; `worker` is the address of `replay_parts`."""
+    in_team(pointer(work_ptr, TEAM, INT)[0], worker, work_ptr)
+
+
+@compiled
+def _part_of_rows(team_ptr, a, f):
+    """A member's rows of a call, or numbers."""
+    if a[0] == ADD_NORM or a[0] == ADD_NORM_BY_FLOATS:
+        first, last = own_part(team_ptr, a[5])
+        at = BYTES * first * a[6]
+        delta_ptr = a[2] + at if a[2] else 0
+        ends = a[1] + at, delta_ptr, a[3], a[4] + at, last - first, a[6], f[7], f[8], BFLOAT16
+        if a[0] == ADD_NORM:
+            rows.add_norm(*ends, BFLOAT16)
         else:
-            attention.attend(a[1], a[2], a[3], a[4], a[5], f[6], a[7])
+            rows.add_norm(*ends, FLOAT)
+    elif a[0] == GATED:
+        first, last = own_part(team_ptr, a[3])
+        at = BYTES * first * a[4]
+        rows.gated(a[1] + 2 * at, a[2] + at, last - first, a[4], a[5], BFLOAT16)
+    elif a[0] == ADD_BIAS:
+        first, last = own_part(team_ptr, a[3])
+        rows.add_bias(a[1] + BYTES * first * a[4], a[2], last - first, a[4], BFLOAT16)
+    elif a[0] == ADD_SCALED:
+        first, last = own_part(team_ptr, a[3])
+        at = BYTES * first
+        rows.add_scaled(a[1] + at, a[2] + at, last - first, f[4], BFLOAT16)
+    elif a[0] == SCALE_ROWS:
+        first, last = own_part(team_ptr, a[2])
+        rows.scale_rows(a[1] + BYTES * first * a[3], last - first, a[3], a[4], f[5], BFLOAT16)
+    else:
+        first, last = own_part(team_ptr, a[4])
+        x_ptr, at = a[1] + BYTES * first * a[5], BYTES * first * a[6] * a[7]
+        sizes = last - first, a[5], a[6], a[7]
+        attention.rotate(x_ptr, a[2] + at, a[3] + at, *sizes, BFLOAT16)
+
+
+@worker
+def replay_parts(work_ptr):
+    work = pointer(work_ptr, 0, INT)
+    for number in range(work[COUNT]):
+        if number:
+            meet(work[TEAM])
+        a = pointer(work[CALLS], SIZE * number, INT)
+        f = pointer(work[CALLS], SIZE * number, DOUBLE)
+        if a[0] == PRODUCT:
+            products.part_of_product(work[TEAM], a[1], a[2], a[3], a[4], a[5], BFLOAT16)
+        elif a[0] == PRODUCT_OF_CODES:
+            products.part_of_product_of_codes(work[TEAM], a[1], a[2], a[3], a[4], a[5], BFLOAT16)
+        elif a[0] == ATTEND:
+            attention.part_of_attend(work[TEAM], a[1], a[2], a[3], a[4], a[5], f[6], a[7])
+        elif a[0] == STORE:
+            first, last = own_part(work[TEAM], 1)
+            if first < last:
+                attention.store(a[1], a[2], a[3], a[4], a[5], BFLOAT16)
+        else:
+            _part_of_rows(work[TEAM], a, f)
 
 
 Call: TypeAlias = tuple[int, tuple[Any, ...]]

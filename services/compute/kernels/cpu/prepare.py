@@ -9,7 +9,7 @@ import torch
 
 from services.compute.kernels.cpu import products
 from services.compute.kernels.cpu.attention import MIX, TEAM, WORK, attend, rotate, store
-from services.compute.kernels.cpu.graph import FLOAT, replay
+from services.compute.kernels.cpu.graph import FLOAT, replay, replay_parts
 from services.compute.kernels.cpu.products import BFLOAT16, product, product_of_codes
 from services.compute.kernels.cpu.rows import add_bias, add_norm, add_scaled, gated, scale_rows
 from services.compute.kernels.cpu.team import team_of
@@ -35,4 +35,5 @@ def prepare(like: Any) -> None:
         product(work.ctypes.data, at, at, 0, products.multiply_codes.address, like)
         product_of_codes(work.ctypes.data, at, at, 0, products.multiply_bytes.address, like)
         add_bias(at, at, 0, 0, like)
-        replay(at, 0)
+        passes = np.array((at, 0, team.ctypes.data))
+        replay(passes.ctypes.data, replay_parts.address)

@@ -25,7 +25,7 @@ from services.compute.kernels.cpu.language import ARITHMETIC, KEPT, compiled, po
 MAPPED = Path("/proc/self/maps")
 OPENMP = ("libgomp", "libomp", "libiomp")
 INT = np.int64(0)
-PARALLEL, NUMBER, COUNT = range(3)
+PARALLEL, NUMBER, BARRIER, COUNT = range(4)
 
 worker: Callable[..., Any] = numba.cfunc(
     types.void(types.int64), cache=KEPT, fastmath=ARITHMETIC, error_model="numpy"
@@ -38,6 +38,7 @@ class OpenMP(NamedTuple):
 
     parallel: int
     number: int
+    barrier: int
 
 
 @cache
@@ -50,7 +51,7 @@ def _openmp() -> OpenMP | None:
         own = [path for path in loaded if path.is_relative_to(folder)]
         (path,) = own or loaded
         library = ctypes.CDLL(str(path))
-        functions = library.GOMP_parallel, library.omp_get_thread_num
+        functions = library.GOMP_parallel, library.omp_get_thread_num, library.GOMP_barrier
     except (OSError, ValueError, AttributeError):
         return None
     return OpenMP(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions))
@@ -63,7 +64,7 @@ def num_threads() -> int:
 
 def team_of(count: int) -> npt.NDArray[np.int64]:
     """What kernels have to know of so many threads."""
-    return np.array((*(_openmp() or (0, 0)), count), dtype=np.int64)
+    return np.array((*(_openmp() or (0, 0, 0)), count), dtype=np.int64)
 
 
 @intrinsic
@@ -98,6 +99,16 @@ def _call_number(typing_context, function):
     return types.int64(types.int64), emit
 
 
+@intrinsic
+def _call_barrier(typing_context, function):
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
 @compiled
 def in_team(team_ptr, function, work_ptr):
     """Have each thread of the team call a worker."""
@@ -106,6 +117,20 @@ def in_team(team_ptr, function, work_ptr):
         _call(function, work_ptr)
     else:
         _call_parallel(team[PARALLEL], function, work_ptr, team[COUNT])
+
+
+@compiled
+def call(function, work_ptr):
+    """Call a worker as the member of a team that one is already."""
+    _call(function, work_ptr)
+
+
+@compiled
+def meet(team_ptr):
+    """Wait until all of a team are here: what they have written is there for all."""
+    team = pointer(team_ptr, 0, INT)
+    if team[COUNT] > 1:
+        _call_barrier(team[BARRIER])
 
 
 @compiled

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
@@ -51,10 +52,11 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def talk(folder: Path, num_pages: int = 100) -> dict[int, list[Any]]:
+def talk(folder: Path, num_pages: int = 100, num_threads: int = 1) -> dict[int, list[Any]]:
     """Tokens and log-probabilities of three answers, of which the last begins later."""
-    runner = Restricted(load_on_cpu(folder, SETTINGS), num_pages=num_pages, num_host_pages=60)
-    server = Server(runner, SETTINGS)
+    settings = SETTINGS.model_copy(update={"num_threads": num_threads})
+    runner = Restricted(load_on_cpu(folder, settings), num_pages=num_pages, num_host_pages=60)
+    server = Server(runner, settings)
     for counter, (prompt, answer) in enumerate(REQUESTS):
         sampling = SamplingParams(answer, seed=counter, ignore_eos=True, num_logprobs=3)
         server.ask(counter, list(range(3 + counter, 3 + counter + prompt)), sampling)
@@ -84,6 +86,27 @@ def test_a_replayed_pass_is_the_pass(
     seen = passes.copy()
     assert talk(folder, num_pages) == found
     assert passes == seen
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("family", ["llama 3.2", "qwen3", "exaone 4 32b"])
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_a_team_replays_what_one_thread_does(
+    family: str, num_threads: int, tmp_path: Path, passes: Counter[str]
+) -> None:
+    folder = tmp_path / "model"
+    FAMILIES[family].save(random_model(family), folder)
+    alone = talk(folder)
+    passes.clear()
+    assert talk(folder, num_threads=num_threads) == alone
+    assert passes["replay"] > 20
 
 
 def test_one_whose_tables_have_no_room_is_captured_anew(

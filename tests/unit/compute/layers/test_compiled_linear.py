@@ -106,7 +106,7 @@ def test_without_an_instruction_that_adds_neighbours_kernels_are_valid_and_right
     monkeypatch.setattr(dots, "HAS_VNNI", False)
     dot, panel = dots._dots_of_bytes(1), dots._panel_of_halves(1)
     run_dot = numba.njit(lambda weight, x: dot(weight, x, 64)[0])
-    run_panel = numba.njit(lambda *at: panel(*at, 64, dots.PANEL, 0))
+    run_panel = numba.njit(lambda weight, *at: panel(weight, 0, 0, *at, 64, dots.PANEL, 0))
     torch.manual_seed(0)
     weight = codes(64).codes_OB[0]
     x = torch.randint(-999, 999, (64,), dtype=torch.int16)
