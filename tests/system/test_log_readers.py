@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stack import ROOT
+from tests.free_ports import free_addresses
 from tests.patience import PATIENCE_S
 from tests.system.conftest import SimStack
 from tests.system.ring import answers
@@ -79,10 +80,9 @@ def test_a_service_whose_log_nobody_reads_serves(tmp_path: Path, full_pipe: int)
 
 
 def test_a_log_on_a_full_disk_keeps_the_server_from_nothing(sim_folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    ((host, port),) = free_addresses()
     command = [sys.executable, "-m", "services.cli", "serve", str(sim_folder), "--device", "sim"]
-    command += ["--port", str(port)]
+    command += ["--host", host, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
         open("/dev/full", "wb") as full,
@@ -90,7 +90,7 @@ def test_a_log_on_a_full_disk_keeps_the_server_from_nothing(sim_folder: Path) ->
     ):
         try:
             deadline_s = time.monotonic() + PATIENCE_S
-            while not is_ready(port):
+            while not is_ready(port, host):
                 assert process.poll() is None, "it ended"
                 assert time.monotonic() < deadline_s
                 time.sleep(0.05)
@@ -102,8 +102,8 @@ def test_a_log_on_a_full_disk_keeps_the_server_from_nothing(sim_folder: Path) ->
             process.kill()
 
 
-def is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+def is_ready(port: int, host: str = "127.0.0.1") -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200

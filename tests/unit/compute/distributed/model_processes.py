@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import tempfile
 import traceback
@@ -32,6 +31,7 @@ from services.compute.runner.pipeline import PipelineExecutor
 from services.compute.runner.registry import load_executor, load_stage
 from services.compute.runner.stage_group import StageGroup
 from services.compute.runner.stage_process import wait_at
+from tests.free_ports import free_addresses
 from tests.unit.compute.distributed.served import (
     DUMMY,
     HEARD_SCALE,
@@ -114,11 +114,7 @@ def be_stage(number: int, inboxes: tuple[str, ...], folder: Path) -> dict[str, o
 
 
 def inboxes_of(count: int) -> tuple[str, ...]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return tuple(f"tcp://127.0.0.1:{port}" for port in ports)
+    return tuple(f"tcp://{host}:{port}" for host, port in free_addresses(count))
 
 
 def fork(run: Callable[[], dict[str, object]]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.registry import load_runner, load_stage
 from services.compute.runner.stage_group import StageGroup, StageStart
 from services.compute.runner.stage_place import inbox_of, keys_for
+from tests.free_ports import free_addresses
 from tests.patience import PATIENCE_S
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.distributed.served import GREEDY, PROMPTS, SETTINGS
@@ -88,7 +88,7 @@ class Elsewhere:
     """A stage that was started by somebody else, which does as it is told here."""
 
     def __init__(self) -> None:
-        self.inboxes = tuple(f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+        self.inboxes = tuple(f"tcp://{host}:{port}" for host, port in free_addresses(2))
         self.settings = two_stages(pipeline_stages=self.inboxes)
         self.lost = threading.Event()
         self.link = StageLink(None, self.lost.set)
@@ -102,11 +102,6 @@ class Elsewhere:
         assert self.link.take(Kind.CALL).number == END
         assert self.lost.wait(PATIENCE_S)
         self.link.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_a_stage_elsewhere_is_told_what_to_load_and_makes_the_calls() -> None:
