@@ -370,7 +370,8 @@ def fp8_matvec(
     x_TI, delta_TI, norm, sum_TI, post, scale = normed
     num_rows, num_in = codes_OI.shape
     config = walk_config(num_in, pdl=pdl)
-    num_programs = min(config.programs_per_sm * NUM_SMS, num_rows // ROWS)
+    num_sms = torch.cuda.get_device_properties(x_TI.device).multi_processor_count
+    num_programs = min(config.programs_per_sm * num_sms, num_rows // ROWS)
     _fp8_matvec_kernel[(num_programs,)](
         x_TI,
         delta_TI,
