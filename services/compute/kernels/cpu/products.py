@@ -67,8 +67,9 @@ def product_of_codes(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
 
 @compiled
 def part_of_product(team_ptr, work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
-    """A member's part of `product`."""
+    """A member's part of `product`, whatever team there is to do it otherwise."""
     work = _begun(work_ptr, out_ptr, num_rows)
+    work[TEAM] = team_ptr
     first, last = own_part(team_ptr, num_rows * work[NUM_IN])
     _to_floats(work_ptr, x_ptr, first, last, like)
     meet(team_ptr)
@@ -77,8 +78,9 @@ def part_of_product(team_ptr, work_ptr, x_ptr, out_ptr, num_rows, multiply, like
 
 @compiled
 def part_of_product_of_codes(team_ptr, work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
-    """A member's part of `product_of_codes`."""
+    """A member's part of `product_of_codes`, whatever team there is otherwise."""
     work = _begun(work_ptr, out_ptr, num_rows)
+    work[TEAM] = team_ptr
     if work[GROUP]:
         first, last = own_part(team_ptr, num_rows * work[NUM_IN] // LANES)
         _to_bytes(work_ptr, x_ptr, first, last, like)
@@ -252,6 +254,8 @@ def _multiply_panels(work_ptr, bits):
     parts = min(num_rows // ROWS, MOST_PARTS)
     fetched = LINES // max(parts, FEWEST_PARTS) * LINE
     more = fetched - FETCHED // 2 * LINE
+    if parts < FEWEST_PARTS:
+        parts = 0
     first, last = own_part(work[TEAM], -(-num_out // PANEL))
     for panel in range(first, last):
         begin, is_edge = panel * PANEL, (panel + 1) * PANEL > num_out
@@ -260,7 +264,7 @@ def _multiply_panels(work_ptr, bits):
             out, width = work[EDGE], PANEL
         weight, at = work[WEIGHT] + panel * size, 4 * begin * num_scales
         scales, lows = work[SCALES] + at, work[LOWS] + at
-        row, part = 0, 0 if parts >= FEWEST_PARTS else parts
+        row, part = 0, 0
         while row < num_rows:
             steps, sums = work[STEPS] + 4 * row * num_groups, work[SUMS] + 4 * row * num_groups
             of_rows = (work[X] + row * num_in, steps, sums, out + 2 * row * width, num_in, width)

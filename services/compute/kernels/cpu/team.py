@@ -62,8 +62,9 @@ def num_threads() -> int:
     return 1 if _openmp() is None else torch.get_num_threads()
 
 
+@cache
 def team_of(count: int) -> npt.NDArray[np.int64]:
-    """What kernels have to know of so many threads."""
+    """What kernels have to know of so many threads; it stays where it is."""
     return np.array((*(_openmp() or (0, 0, 0)), count), dtype=np.int64)
 
 

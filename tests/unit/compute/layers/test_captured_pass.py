@@ -12,7 +12,7 @@ import torch
 
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.layers import row_attention
+from services.compute.layers import captured_pass, row_attention
 from services.compute.layers.captured_pass import CapturedPass, CapturedPasses
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_server import Restricted, Server
@@ -106,6 +106,18 @@ def test_a_team_replays_what_one_thread_does(
     alone = talk(folder)
     passes.clear()
     assert talk(folder, num_threads=num_threads) == alone
+    assert passes["replay"] > 20
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_team_that_has_changed_since_the_model_was_loaded_does_all(
+    tmp_path: Path, passes: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(make_model("llama"), tmp_path / "model")
+    alone = talk(folder)
+    monkeypatch.setattr(captured_pass, "num_threads", lambda: 2)
+    passes.clear()
+    assert talk(folder, num_threads=3) == alone
     assert passes["replay"] > 20
 
 
