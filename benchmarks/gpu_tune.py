@@ -27,16 +27,11 @@ from benchmarks.kernels import matvec_sweep, skinny_matmul_sweep
 from benchmarks.kernels.case import READ_BYTES_PER_S, replay_s
 from benchmarks.kernels.matvec import Model
 from services.compute.kernels import decode_attention
+from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork
 from services.compute.kernels.kv_format import LayerFormat
-from services.compute.kernels.matvec import (
-    NormedInput,
-    gate_up,
-    matvec,
-    norm_gate_up,
-    norm_matvec,
-)
+from services.compute.kernels.matvec import gate_up, matvec, norm_gate_up, norm_matvec
 from services.compute.kernels.matvec_config import MatvecConfig
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import MAX_TOKENS, SkinnyWork

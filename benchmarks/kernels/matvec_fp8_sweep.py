@@ -26,8 +26,8 @@ from benchmarks.kernels.matvec_sweep import compilers, time_s
 from benchmarks.kernels.packed import draw
 from services.compute.kernels import matvec_config as constants
 from services.compute.kernels.activations import act_mul
-from services.compute.kernels.add_norm import add_norm
-from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.add_norm import NormedInput, add_norm
+from services.compute.kernels.matvec import matvec, norm_gate_up, norm_matvec
 from services.compute.kernels.matvec_config import (
     NUM_SMS,
     OTHER_REGISTERS,

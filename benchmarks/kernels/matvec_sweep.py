@@ -23,13 +23,8 @@ from torch import Tensor
 
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.matvec import EPS, MODELS, Model, cold_weights, draw
-from services.compute.kernels.matvec import (
-    NormedInput,
-    gate_up,
-    matvec,
-    norm_gate_up,
-    norm_matvec,
-)
+from services.compute.kernels.add_norm import NormedInput
+from services.compute.kernels.matvec import gate_up, matvec, norm_gate_up, norm_matvec
 from services.compute.kernels.matvec_config import (
     MatvecConfig,
     gate_up_config,

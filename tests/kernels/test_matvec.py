@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec import (
-    NormedInput,
     gate_up,
     matvec,
     norm_gate_up,

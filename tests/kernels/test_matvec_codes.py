@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels import matvec as matvec_module
+from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.matvec import (
-    NormedInput,
     gate_up,
     has_scale_a_row,
     matvec,

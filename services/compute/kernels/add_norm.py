@@ -19,7 +19,7 @@ Shape legend: T tokens, S sampled tokens, E hidden width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -40,6 +40,21 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 16384
 """A row is held in the registers of one program; wider ones would spill."""
+
+
+class NormedInput(NamedTuple):
+    """The norm of x + scale * post(delta), which goes into a product; the sum goes to `sum_TE`.
+
+    Rounded as by `add_norm`. `sum_TE` shares no memory with the inputs: programs read those while
+    one writes it.
+    """
+
+    x_TE: Tensor
+    delta_TE: Tensor | None
+    norm: Norm | None  # without one x is taken as it is
+    sum_TE: Tensor | None
+    post: Norm | None = None
+    scale: float = 1.0
 
 
 @triton.jit

@@ -29,12 +29,18 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from services.compute.kernels.activations import act_mul_rounded
-from services.compute.kernels.add_norm import add_delta, apply_weight, norm_form, normalize
+from services.compute.kernels.add_norm import (
+    NormedInput,
+    add_delta,
+    apply_weight,
+    norm_form,
+    normalize,
+)
+from services.compute.kernels.hopper_prefill import HOPPER
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.matvec_config import LONG_OUTPUTS, NUM_SMS
 
 if TYPE_CHECKING:
-    from services.compute.kernels.matvec import NormedInput
     from services.compute.layers.parts import Activation
 
 NUM_WARPS = 4
@@ -55,8 +61,6 @@ MAX_NORMED_INPUTS = 8192
 
 MAX_INPUTS = 32768
 """64 KiB of shared memory for each program."""
-
-HOPPER = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,11 @@ def suits(codes_OI: Tensor, normed: NormedInput, out_TO: Tensor, *, gated: bool,
 
 @gluon.constexpr_function
 def _in_turn(size: int, warps: int) -> gl.DistributedLinearLayout:
-    """Inputs, eight in a row of each thread and a chunk of each warp."""
+    """Inputs, eight in a row of each thread and a chunk of each warp; no fewer than that takes."""
     places = [[1 << bit] for bit in range(size.bit_length() - 1)]
     end = 10 + warps.bit_length() - 1
-    others = [*places[10:end], *([[0]] * (end - max(10, len(places[:end]))))]
     ours = [*places[:3], *places[8:10], *places[end:]]
-    return gl.DistributedLinearLayout(ours, places[3:8], others, [], [size])
+    return gl.DistributedLinearLayout(ours, places[3:8], places[10:end], [], [size])
 
 
 @gluon.constexpr_function
@@ -112,18 +115,18 @@ def _lines(warps: int) -> gl.DistributedLinearLayout:
     """Words of a chunk of a tile's rows: two rows of each warp, 512 bytes at once."""
     lanes = [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]]
     others = [[2 << bit, 0] for bit in range(warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 128], [1, 0]], lanes, others, [], [2 * warps, 256]
-    )
+    ours = [[0, 1], [0, 2], [0, 128], [1, 0]]
+    return gl.DistributedLinearLayout(ours, lanes, others, [], [2 * warps, 256])
 
 
 @gluon.constexpr_function
 def _columns(warps: int) -> gl.DistributedLinearLayout:
     """Inputs of a chunk as tensor cores read them, in the order in which `_keep` stores them."""
-    ours, lanes = [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64]], [[0, 8], [0, 16]]
-    lanes += [[1, 0], [2, 0], [4, 0]]
-    everyone = [[0, 0]] * (warps.bit_length() - 1)
-    return gl.DistributedLinearLayout(ours, lanes, everyone, [], [8, 128])
+    ours = [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64]]
+    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(
+        ours, lanes, [[0, 0]] * (warps.bit_length() - 1), [], [8, 128]
+    )
 
 
 @gluon.jit
@@ -202,7 +205,7 @@ def _normed_row(
 def _keep_row(x_ptr, kept, NUM_IN: gl.constexpr):
     """A row as it is: four chunks at a time, eight more on their way."""
     CHUNKS: gl.constexpr = kept[0].shape[0]
-    AT_ONCE: gl.constexpr = min(4, CHUNKS)
+    AT_ONCE: gl.constexpr = 4
     SIZE: gl.constexpr = AT_ONCE * CHUNK
     i_I = gl.arange(0, SIZE, layout=_in_turn(SIZE, gl.num_warps()))
     x = gl.load(x_ptr + i_I, mask=i_I < NUM_IN, other=0.0)
@@ -212,8 +215,7 @@ def _keep_row(x_ptr, kept, NUM_IN: gl.constexpr):
             after_I = i_I + (first * CHUNK + 2 * SIZE)
             last = gl.load(x_ptr + after_I, mask=after_I < NUM_IN, other=0.0)
             _keep(x, kept, first)
-            x = behind
-            behind = last
+            x, behind = behind, last
 
 
 @gluon.jit
@@ -331,12 +333,10 @@ def _fp8_matvec_kernel(
             i_I, NUM_IN, NORM, POST,
         )  # fmt: skip
         _keep(x_I, (inputs, scales), 0)
-    kept = (
-        inputs._reinterpret(
-            gl.float16, [PADDED, 8, PART], gl.SwizzledSharedLayout(32, 1, 2, [1, 0])
-        ),
-        scales._reinterpret(gl.float32, [PADDED, 8], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-    )
+    numbers: gl.constexpr = gl.SwizzledSharedLayout(32, 1, 2, [1, 0])
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    inputs = inputs._reinterpret(gl.float16, [PADDED, 8, PART], numbers)
+    kept = inputs, scales._reinterpret(gl.float32, [PADDED, 8], plain)
     REST: gl.constexpr = CHUNKS % SLOTS
     LAST: gl.constexpr = CHUNKS - REST - SLOTS
     while tile < TILES:
@@ -350,8 +350,7 @@ def _fp8_matvec_kernel(
         acc, slots = _turn(acc, slots, kept, LAST, words_RW, tile, LAST + SLOTS, 0, REST, sizes)
         acc, slots = _turn(acc, slots, kept, LAST, words_RW, after, 0, REST, SLOTS, sizes)
         acc, slots = _turn(acc, slots, kept, LAST + SLOTS, words_RW, after, 0, 0, REST, sizes)
-        dtype: gl.constexpr = x_ptr.dtype.element_ty
-        _store(acc, tile, scale_ptr, bias_ptr, out_ptr, dtype, NUM_OUT, ACTIVATION)
+        _store(acc, tile, scale_ptr, bias_ptr, out_ptr, x_ptr.dtype.element_ty, NUM_OUT, ACTIVATION)
         tile = after
 
 

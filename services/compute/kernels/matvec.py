@@ -18,7 +18,7 @@ Shape legend: T rows, which is 1, I inputs, O outputs, E hidden width, F inner w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from services.compute.kernels.activations import act_mul_reference, act_mul_rounded
 from services.compute.kernels.add_norm import (
+    NormedInput,
     add_delta,
     add_reference,
     apply_weight,
@@ -49,7 +50,6 @@ from services.compute.quantization.packed import Packed, Weight
 
 if TYPE_CHECKING:
     from services.compute.layers.parts import Activation
-    from services.compute.layers.weighted_layers import Norm
 
 
 @triton.jit
@@ -228,21 +228,6 @@ def _matvec_kernel(
         if HAS_BIAS:
             y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-class NormedInput(NamedTuple):
-    """The norm of x + scale * post(delta), which goes into a product; the sum goes to `sum_TE`.
-
-    Rounded as by `add_norm`. `sum_TE` shares no memory with the inputs: programs read those while
-    one writes it.
-    """
-
-    x_TE: Tensor
-    delta_TE: Tensor | None
-    norm: Norm | None  # without one x is taken as it is
-    sum_TE: Tensor | None
-    post: Norm | None = None
-    scale: float = 1.0
 
 
 def matvec(

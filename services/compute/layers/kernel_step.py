@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.activations import act_mul, activate
-from services.compute.kernels.add_norm import add_norm
+from services.compute.kernels.add_norm import NormedInput, add_norm
 from services.compute.kernels.combine_experts import WeightedRows, combine_experts
 from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.rank_rows import RankRows
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store

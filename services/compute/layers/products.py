@@ -15,17 +15,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.hopper_matmul import hopper_gate_up, hopper_matmul
 from services.compute.kernels.hopper_matmul_config import HopperTiling
 from services.compute.kernels.matmul import matmul, tile_for
-from services.compute.kernels.matvec import (
-    NormedInput,
-    gate_up,
-    matvec,
-    norm_gate_up,
-    norm_matvec,
-)
+from services.compute.kernels.matvec import gate_up, matvec, norm_gate_up, norm_matvec
 from services.compute.kernels.quantized_rows import RowForm
 from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
 from services.compute.kernels.skinny_matmul_config import (

@@ -11,6 +11,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.hopper_int4 import hopper_int4
 from services.compute.kernels.hopper_int4_config import (
@@ -22,7 +23,6 @@ from services.compute.kernels.hopper_int4_config import (
 )
 from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
 from services.compute.kernels.matvec import (
-    NormedInput,
     gate_up,
     has_scale_a_row,
     matvec,
