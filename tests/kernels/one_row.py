@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from services.compute.kernels.add_norm import NormedInput
+from services.compute.kernels.matvec import norm_matvec_reference
 from services.compute.layers.weighted_layers import Norm
 from services.compute.quantization.packed import Packed
 from tests.kernels.packed_weights import random_packed
@@ -51,3 +54,26 @@ def error(out: Tensor, expected: Tensor) -> float:
 def wide(norm: Norm) -> Norm:
     bias = None if norm.bias_E is None else norm.bias_E.double()
     return replace(norm, weight_E=norm.weight_E.double(), bias_E=bias)
+
+
+def assert_every_form(
+    multiply: Callable[[NormedInput, Packed, Tensor], None], weight: Packed, dtype: torch.dtype
+) -> None:
+    """Of norms and of additions, whose product is that of the reference."""
+    (num_out, num_in), device = weight.shape, weight.codes_OB.device
+    x, delta = (row_of(num_in, dtype, device) for _ in range(2))
+    bias = row_of(num_in, dtype, device)[0]
+    layer = norm_of(num_in, dtype, device, kind="layer", bias_E=bias, round_first=False)
+    gemma = norm_of(num_in, torch.float32, device, round_first=False)
+    behind = replace(layer, bias_E=None)
+    for norm, post, scale in ((layer, None, 0.5), (gemma, gemma, 1.0), (gemma, behind, 0.22)):
+        out, total = poisoned(num_out, x), poisoned(num_in, x)
+        multiply(NormedInput(x, delta, norm, total, post, scale), weight, out)
+        expected = torch.empty(1, num_out, dtype=torch.float64, device=device)
+        expected_total = torch.empty(1, num_in, dtype=torch.float64, device=device)
+        normed = NormedInput(
+            x.double(), delta.double(), wide(norm), expected_total, post and wide(post), scale
+        )
+        norm_matvec_reference(normed, weight.dense(torch.float64), None, expected)
+        assert error(total, expected_total) < BOUNDS[dtype]
+        assert error(out, expected) < BOUNDS[dtype]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,9 +10,18 @@ from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.fp8_matvec import fp8_matvec, suits
 from services.compute.kernels.hopper_prefill import HOPPER
 from services.compute.kernels.matvec import matvec, norm_gate_up_reference, norm_matvec_reference
-from services.compute.layers.weighted_layers import Norm
 from services.compute.quantization.packed import Packed
-from tests.kernels.one_row import BOUNDS, error, norm_of, poisoned, row_of, seed, weight_of, wide
+from tests.kernels.one_row import (
+    BOUNDS,
+    assert_every_form,
+    error,
+    norm_of,
+    poisoned,
+    row_of,
+    seed,
+    weight_of,
+    wide,
+)
 from tests.kernels.packed_weights import assert_rounded_once
 
 is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == HOPPER
@@ -103,25 +110,11 @@ def test_the_norm_of_the_sum_is_in_the_launch(dtype: torch.dtype) -> None:
 
 @on_hopper
 def test_every_form_of_norm_and_of_addition_is_taken() -> None:
-    device, dtype, (num_out, num_in) = torch.device("cuda"), torch.float16, SHAPES[1]
-    weight = weight_of(num_out, num_in, device)
-    x, delta = (row_of(num_in, dtype, device) for _ in range(2))
-    bias = row_of(num_in, dtype, device)[0]
-    layer = norm_of(num_in, dtype, device, kind="layer", bias_E=bias, round_first=False)
-    gemma = norm_of(num_in, torch.float32, device, round_first=False)
-    cases: list[tuple[Norm, Norm | None, float]]
-    cases = [(layer, None, 0.5), (gemma, gemma, 1.0), (gemma, replace(layer, bias_E=None), 0.22)]
-    for norm, post, scale in cases:
-        out, total = poisoned(num_out, x), poisoned(num_in, x)
-        multiply(NormedInput(x, delta, norm, total, post, scale), weight, None, out)
-        expected = torch.empty(1, num_out, dtype=torch.float64, device=device)
-        expected_total = torch.empty(1, num_in, dtype=torch.float64, device=device)
-        normed = NormedInput(
-            x.double(), delta.double(), wide(norm), expected_total, post and wide(post), scale
-        )
-        norm_matvec_reference(normed, weight.dense(torch.float64), None, expected)
-        assert error(total, expected_total) < BOUNDS[dtype]
-        assert error(out, expected) < BOUNDS[dtype]
+    def by_walking(normed: NormedInput, weight: Packed, out: Tensor) -> None:
+        multiply(normed, weight, None, out)
+
+    weight = weight_of(*SHAPES[1], torch.device("cuda"))
+    assert_every_form(by_walking, weight, torch.float16)
 
 
 @on_hopper

@@ -34,6 +34,7 @@ from tests.kernels.one_row import (
     BOUNDS,
     ON_GPU,
     SMALL_SHAPES,
+    assert_every_form,
     error,
     norm_of,
     poisoned,
@@ -95,26 +96,10 @@ def test_the_norm_of_the_sum_is_in_the_launch(
 
 
 def test_every_form_of_norm_and_of_addition_is_taken(device: torch.device) -> None:
-    num_out, num_in, dtype = 19, 200, torch.float16
-    weight, x, delta = (
-        weight_of(num_out, num_in, device),
-        *(row_of(num_in, dtype, device) for _ in range(2)),
-    )
-    bias = row_of(num_in, dtype, device)[0]
-    layer = norm_of(num_in, dtype, device, kind="layer", bias_E=bias, round_first=False)
-    gemma = norm_of(num_in, torch.float32, device, round_first=False)
-    for norm, post, scale in ((layer, None, 0.5), (gemma, gemma, 1.0), (gemma, layer, 0.22)):
-        post = post and replace(post, bias_E=None)
-        out, total = poisoned(num_out, x), poisoned(num_in, x)
-        norm_matvec(NormedInput(x, delta, norm, total, post, scale), weight, None, out)
-        expected = torch.empty(1, num_out, dtype=torch.float64, device=device)
-        expected_total = torch.empty(1, num_in, dtype=torch.float64, device=device)
-        normed = NormedInput(
-            x.double(), delta.double(), wide(norm), expected_total, post and wide(post), scale
-        )
-        norm_matvec_reference(normed, weight.dense(torch.float64), None, expected)
-        assert error(total, expected_total) < BOUNDS[dtype]
-        assert error(out, expected) < BOUNDS[dtype]
+    def multiply(normed: NormedInput, weight: Packed, out: Tensor) -> None:
+        norm_matvec(normed, weight, None, out)
+
+    assert_every_form(multiply, weight_of(19, 200, device), torch.float16)
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS))

@@ -56,6 +56,18 @@ class NormedInput(NamedTuple):
     post: Norm | None = None
     scale: float = 1.0
 
+    @property
+    def rare_operands(self) -> tuple[Any, ...]:
+        """As kernels take them: the norm's bias, the weight of `post`, both eps, and the scale."""
+        norm, post = self.norm, self.post
+        return (
+            None if norm is None else norm.bias_E,
+            None if post is None else post.weight_E,
+            0.0 if norm is None else norm.eps,
+            None if post is None else post.eps,
+            None if self.scale == 1.0 else self.scale,
+        )
+
 
 @triton.jit
 def normalize(x, inside, eps, WIDTH: tl.constexpr, FORM: tl.constexpr):

@@ -366,7 +366,7 @@ def fp8_matvec(
 ) -> None:
     """x W^T + b of one row, or act(gate) * up, for a weight that `suits`; rounded as by `matvec`
     and its like."""
-    x_TI, delta_TI, norm, sum_TI, post, scale = normed
+    x_TI, delta_TI, norm, sum_TI, post, _ = normed
     num_rows, num_in = codes_OI.shape
     config = walk_config(num_in, pdl=pdl)
     num_sms = torch.cuda.get_device_properties(x_TI.device).multi_processor_count
@@ -380,11 +380,7 @@ def fp8_matvec(
         out_TO,
         sum_TI,
         scales_O,
-        None if norm is None else norm.bias_E,
-        None if post is None else post.weight_E,
-        0.0 if norm is None else norm.eps,
-        None if post is None else post.eps,
-        None if scale == 1.0 else scale,
+        *normed.rare_operands,
         NUM_OUT=num_rows if activation is None else num_rows // 2,
         NUM_IN=num_in,
         PROGRAMS=num_programs,

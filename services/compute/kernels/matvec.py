@@ -297,10 +297,13 @@ def _launch(
     activation: Activation | None = None,
 ) -> None:
     gated = activation is not None
-    x_TI, delta_TI, norm, sum_TI, post, scale = normed
+    x_TI, delta_TI, norm, sum_TI, post, _ = normed
     weight_OI, scales_O, kind = _operands(weight)
     num_in, itemsize = weight_OI.shape[1], weight_OI.element_size()
     num_out = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
+    assert x_TI.shape == (1, num_in) and x_TI.stride(1) == 1
+    assert out_TO.shape == (1, num_out) and out_TO.stride(1) == 1
+    assert weight_OI.is_contiguous()
     if config is None and suits(weight_OI, normed, out_TO, gated=gated, pdl=pdl):
         assert scales_O is not None
         fp8_matvec(normed, weight_OI, scales_O, bias_O, out_TO, activation, pdl=pdl)
@@ -309,9 +312,6 @@ def _launch(
         config = gate_up_config(num_out, num_in, itemsize)
     elif config is None:
         config = matvec_config(num_out, num_in, itemsize, normed=norm is not None)
-    assert x_TI.shape == (1, num_in) and x_TI.stride(1) == 1
-    assert out_TO.shape == (1, num_out) and out_TO.stride(1) == 1
-    assert weight_OI.is_contiguous()
     num_programs = min(config.programs, triton.cdiv(num_out, config.rows))
     prefetches = pdl and norm is None and config.num_stages == 1
     _matvec_kernel[(num_programs,)](
@@ -323,11 +323,7 @@ def _launch(
         out_TO,
         x_TI if sum_TI is None else sum_TI,
         scales_O,
-        None if norm is None else norm.bias_E,
-        None if post is None else post.weight_E,
-        0.0 if norm is None else norm.eps,
-        None if post is None else post.eps,
-        None if scale == 1.0 else scale,
+        *normed.rare_operands,
         NUM_OUT=num_out,
         NUM_IN=num_in,
         ROWS=config.rows,
