@@ -1,7 +1,7 @@
 """Compile kernels for Hopper, which needs no GPU, and print their assembly, one after the other.
 
 python -m tests.kernels.compile_for_hopper prefill=WIDTH widened=WIDTH expanded=HEADS \
-    latent_decode=HEADS gate_up=TOKENS matmul=TOKENS int4=GROUP fp8_row=INPUTS
+    latent_decode=HEADS gate_up=TOKENS matmul=TOKENS int4=GROUP fp8_row=INPUTS int4_row=INPUTS
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from services.compute.kernels import (
     hopper_latent_decode,
     hopper_matmul,
     hopper_prefill,
+    int4_matvec,
 )
 from services.compute.kernels.hopper_int4_config import Int4Config
 from services.compute.kernels.hopper_matmul_config import (
@@ -214,6 +215,17 @@ def fp8_row(num_in: int) -> Launch:
     return Launch(fp8_matvec._fp8_matvec_kernel, {}, constants, config.max_registers)
 
 
+def int4_row(num_in: int) -> Launch:
+    """With zeros, a bias and scales of groups of the row."""
+    types = {"x_ptr": "*i32", "scale_ptr": "*fp16", "zero_ptr": "*fp16"}
+    types |= {"x_scale_ptr": "*fp32", "x_sum_ptr": "*fp32"}
+    constants: dict[str, Any] = {
+        "NUM_OUT": 6144, "NUM_IN": num_in, "GROUP": 128, "PROGRAMS": 264, "BY_GROUP": True,
+        "PDL": True,
+    }  # fmt: skip
+    return Launch(int4_matvec._int4_matvec_kernel, types, constants, 255)
+
+
 LAUNCHES = {
     "prefill": prefill,
     "widened": widened,
@@ -223,6 +235,7 @@ LAUNCHES = {
     "matmul": matmul,
     "int4": int4,
     "fp8_row": fp8_row,
+    "int4_row": int4_row,
 }
 
 

@@ -131,9 +131,9 @@ def _columns(warps: int) -> gl.DistributedLinearLayout:
 
 @gluon.jit
 def _load_chunk(words_RW, tile, chunk, sizes: gl.constexpr):
-    """Words of a tile's chunk; behind the last tile those of that one, which lie in the cache."""
-    NUM_IN, OUTPUTS, TILES = sizes
-    at = gl.minimum(tile, TILES - 1).to(gl.int64) * (OUTPUTS * NUM_IN // 4) + chunk * 256
+    """Words of a tile's chunk."""
+    NUM_IN, OUTPUTS = sizes
+    at = tile.to(gl.int64) * (OUTPUTS * NUM_IN // 4) + chunk * 256
     return gl.load(words_RW + at, eviction_policy="evict_first")
 
 
@@ -237,12 +237,29 @@ def _turn(
     sizes: gl.constexpr,
 ):  # fmt: skip
     """Multiply what slots hold, the first of all a tile's `chunk`; ask for what they hold next:
-    the first the chunk `later` of another tile, or of this one."""
+    the first the chunk `later` of another tile or of this one, or nothing."""
     for slot in gl.static_range(FROM, TO):
         acc_MN = _multiply(acc_MN, slots[slot], kept, chunk + slot)
-        words = _load_chunk(words_RW, tile, later + slot, sizes)
-        slots = slots[:slot] + (words,) + slots[slot + 1 :]
+        if tile is not None:
+            words = _load_chunk(words_RW, tile, later + slot, sizes)
+            slots = slots[:slot] + (words,) + slots[slot + 1 :]
     return acc_MN, slots
+
+
+@gluon.jit
+def _multiply_tile(slots, kept, words_RW, tile, after, sums: gl.constexpr, sizes: gl.constexpr):
+    """Sums of a tile, whose first chunks are in slots; those of the one `after` come there."""
+    CHUNKS: gl.constexpr = sizes[0] // CHUNK
+    SLOTS: gl.constexpr = len(slots)
+    REST: gl.constexpr = CHUNKS % SLOTS
+    LAST: gl.constexpr = CHUNKS - REST - SLOTS
+    acc = gl.zeros([16 * gl.num_warps(), 8], gl.float32, layout=sums)
+    for chunk in range(0, LAST, SLOTS):
+        acc, slots = _turn(acc, slots, kept, chunk, words_RW, tile, chunk + SLOTS, 0, SLOTS, sizes)
+    # the first slots may have one more chunk of this tile
+    acc, slots = _turn(acc, slots, kept, LAST, words_RW, tile, LAST + SLOTS, 0, REST, sizes)
+    acc, slots = _turn(acc, slots, kept, LAST, words_RW, after, 0, REST, SLOTS, sizes)
+    return _turn(acc, slots, kept, LAST + SLOTS, words_RW, after, 0, 0, REST, sizes)
 
 
 @gluon.jit
@@ -302,11 +319,10 @@ def _fp8_matvec_kernel(
     ROWS: gl.constexpr = 2 * WARPS
     OUTPUTS: gl.constexpr = ROWS if ACTIVATION is None else ROWS // 2
     TILES: gl.constexpr = NUM_OUT // OUTPUTS
-    CHUNKS: gl.constexpr = NUM_IN // CHUNK
-    PADDED: gl.constexpr = triton.next_power_of_2(CHUNKS)
+    PADDED: gl.constexpr = triton.next_power_of_2(NUM_IN // CHUNK)
     lines: gl.constexpr = _lines(WARPS)
     sums: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
-    sizes: gl.constexpr = (NUM_IN, OUTPUTS, TILES)
+    sizes: gl.constexpr = (NUM_IN, OUTPUTS)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, lines))
     row = row % OUTPUTS + row // OUTPUTS * NUM_OUT
     word = gl.arange(0, 256, layout=gl.SliceLayout(0, lines))
@@ -318,12 +334,10 @@ def _fp8_matvec_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    inputs = gl.allocate_shared_memory(
-        gl.float16, [PADDED, 8, PART], gl.SwizzledSharedLayout(32, 1, 2, [2, 1, 0])
-    )
-    scales = gl.allocate_shared_memory(
-        gl.float32, [PADDED, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
+    turned: gl.constexpr = gl.SwizzledSharedLayout(32, 1, 2, [2, 1, 0])
+    inputs = gl.allocate_shared_memory(gl.float16, [PADDED, 8, PART], turned)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    scales = gl.allocate_shared_memory(gl.float32, [PADDED, 8], flat)
     if NORM is None:
         _keep_row(x_ptr, (inputs, scales), NUM_IN)
     else:
@@ -337,21 +351,13 @@ def _fp8_matvec_kernel(
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     inputs = inputs._reinterpret(gl.float16, [PADDED, 8, PART], numbers)
     kept = inputs, scales._reinterpret(gl.float32, [PADDED, 8], plain)
-    REST: gl.constexpr = CHUNKS % SLOTS
-    LAST: gl.constexpr = CHUNKS - REST - SLOTS
-    while tile < TILES:
-        after = tile + PROGRAMS
-        acc = gl.zeros([8 * ROWS, 8], gl.float32, layout=sums)
-        for chunk in range(0, LAST, SLOTS):
-            acc, slots = _turn(
-                acc, slots, kept, chunk, words_RW, tile, chunk + SLOTS, 0, SLOTS, sizes
-            )
-        # the first slots may have one more chunk of this tile
-        acc, slots = _turn(acc, slots, kept, LAST, words_RW, tile, LAST + SLOTS, 0, REST, sizes)
-        acc, slots = _turn(acc, slots, kept, LAST, words_RW, after, 0, REST, SLOTS, sizes)
-        acc, slots = _turn(acc, slots, kept, LAST + SLOTS, words_RW, after, 0, 0, REST, sizes)
-        _store(acc, tile, scale_ptr, bias_ptr, out_ptr, x_ptr.dtype.element_ty, NUM_OUT, ACTIVATION)
-        tile = after
+    dtype: gl.constexpr = x_ptr.dtype.element_ty
+    while tile + PROGRAMS < TILES:
+        acc, slots = _multiply_tile(slots, kept, words_RW, tile, tile + PROGRAMS, sums, sizes)
+        _store(acc, tile, scale_ptr, bias_ptr, out_ptr, dtype, NUM_OUT, ACTIVATION)
+        tile += PROGRAMS
+    acc, slots = _multiply_tile(slots, kept, words_RW, tile, None, sums, sizes)
+    _store(acc, tile, scale_ptr, bias_ptr, out_ptr, dtype, NUM_OUT, ACTIVATION)
 
 
 def fp8_matvec(

@@ -227,7 +227,7 @@ def _rotate_and_store_kernel(
     if scales_ptr is None:
         tl.store(cache_ptrs, first_kept, mask=stored)
         tl.store(cache_ptrs + J, second_kept, mask=stored)
-    else:
+    elif FIRST_HEAD + (tl.program_id(1) + 1) * BLOCK_N > H:  # not where all heads are queries
         first = first_kept.to(tl.float32)
         second = second_kept.to(tl.float32)
         scale = head_scales(first, second, LARGEST)

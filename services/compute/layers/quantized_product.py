@@ -21,6 +21,7 @@ from services.compute.kernels.hopper_int4_config import (
     int4_options,
     suits,
 )
+from services.compute.kernels.int4_matvec import int4_matvec, int4_row_config, walks_over
 from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
 from services.compute.kernels.matvec import (
     gate_up,
@@ -203,8 +204,12 @@ class QuantizedProduct:
         weight, bias_O = linear.weight, linear.bias_O
         num_tokens = rows.shape[0]
         if num_tokens == 1:
-            row_config = integer_row_config(weight)
-            integer_matvec(rows, weight, bias_O, out_TO, row_config, pdl=self._pdl)
+            if walks_over(weight):
+                walk = int4_row_config(weight)
+                int4_matvec(rows, weight, bias_O, out_TO, walk, pdl=self._pdl)
+            else:
+                row_config = integer_row_config(weight)
+                integer_matvec(rows, weight, bias_O, out_TO, row_config, pdl=self._pdl)
         elif _suits_library(rows, weight.shape[0], out_TO.dtype):
             _scaled_mm(rows, linear, out_TO)
         else:
