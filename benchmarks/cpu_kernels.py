@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.report import Report
-from services.compute.kernels.kv_format import LayerFormat
-from services.compute.kernels.span import FULL
+from services.compute.kernels.kv.kv_format import LayerFormat
+from services.compute.kernels.step.span import FULL
 from services.compute.layers.cpu_linear import ReorderedLinear, works
 from services.compute.layers.eager_attention import (
     EagerAttention,

@@ -26,16 +26,16 @@ from benchmarks.gpu_models import SHAPES, make_folder
 from benchmarks.kernels import matvec_sweep, skinny_matmul_sweep
 from benchmarks.kernels.case import READ_BYTES_PER_S, replay_s
 from benchmarks.kernels.matvec import Model
-from services.compute.kernels import decode_attention
-from services.compute.kernels.add_norm import NormedInput
+from services.compute.kernels.attention import decode_attention
+from services.compute.kernels.attention.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork
+from services.compute.kernels.attention.prefill_plan import PrefillWork
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork
-from services.compute.kernels.kv_format import LayerFormat
-from services.compute.kernels.matvec import gate_up, matvec, norm_gate_up, norm_matvec
-from services.compute.kernels.matvec_config import MatvecConfig
-from services.compute.kernels.prefill_plan import PrefillWork
-from services.compute.kernels.skinny_matmul_config import MAX_TOKENS, SkinnyWork
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.kv.kv_format import LayerFormat
+from services.compute.kernels.linear.matvec import gate_up, matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.linear.matvec_config import MatvecConfig
+from services.compute.kernels.linear.skinny_matmul_config import MAX_TOKENS, SkinnyWork
+from services.compute.kernels.rows.add_norm import NormedInput
+from services.compute.kernels.step.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
     NUM_TOKENS,

@@ -23,7 +23,7 @@ from benchmarks.past_answers import Ask, post, user
 from benchmarks.report import Report
 from benchmarks.stack import Stack
 from common.speculative import SpeculativeSettings
-from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.sampling.slot_entries import SlotEntry
 from services.compute.speculative import past_answers
 from services.compute.speculative.ngram import NgramDrafter
 from services.compute.speculative.past_answers import PastAnswers, Tenant

@@ -25,7 +25,7 @@ from models.demo.training.conversation import Question
 from models.demo.training.corpus import guided_questions, held_out_questions
 from models.demo.training.evaluate import SHIPPED, Examinee, share
 from models.demo.training.tokenizer import END, PAD
-from services.compute.kernels.quantized_rows import RowForm, quantize_rows_reference
+from services.compute.kernels.rows.quantized_rows import RowForm, quantize_rows_reference
 from services.compute.layers.compiled_linear import CompiledLinears
 from services.compute.layers.weighted_layers import LinearMap
 from services.compute.quantization.at_load import Quantization, quantized

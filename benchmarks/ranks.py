@@ -27,18 +27,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.compute.distributed.symmetric import SymmetricBlock
-from services.compute.kernels.add_norm import add_norm, add_norm_reference
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.rank_entries import StagedEntries, exchange_entries, turn_bytes
-from services.compute.kernels.rank_rows import (
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.ranks.rank_entries import StagedEntries, exchange_entries, turn_bytes
+from services.compute.kernels.ranks.rank_rows import (
     MAX_PROGRAMS,
     add_up,
     rank_sum_reference,
     share_best,
     side_by_side,
 )
-from services.compute.kernels.sample import SampleScratch
-from services.compute.kernels.step_buffers import HEADER_INTS, NUM_OWN, NUM_TOKENS
+from services.compute.kernels.rows.add_norm import add_norm, add_norm_reference
+from services.compute.kernels.sampling.sample import SampleScratch
+from services.compute.kernels.step.step_buffers import HEADER_INTS, NUM_OWN, NUM_TOKENS
 from services.compute.layers.expert_link import SymmetricLink, handed_bytes
 from services.compute.layers.weighted_layers import Norm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.step.span import AttentionSpan
 
 Sizes: TypeAlias = Sequence[int | AttentionSpan]
 

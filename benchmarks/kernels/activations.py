@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.activations import act_mul, activate
+from services.compute.kernels.rows.activations import act_mul, activate
 
 WIDTHS = {"1B": 8192, "8B": 14336}
 TOKENS = (1, 64, 256, 2048)

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.add_norm import add_norm
+from services.compute.kernels.rows.add_norm import add_norm
 from services.compute.layers.weighted_layers import Norm
 
 WIDTHS = {"1B": 2048, "8B": 4096}

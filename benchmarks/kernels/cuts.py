@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.sampling import PLAIN, SAMPLES, VOCAB_SIZE, Bench
-from services.compute.kernels import top_k_top_p
+from services.compute.kernels.sampling import top_k_top_p
 
 WARM = replace(PLAIN, temperature=0.8)
 ASKED = {

@@ -34,10 +34,15 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.decode_attention import decode_attention
-from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork, plan_decode
-from services.compute.kernels.span import AttentionSpan
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.attention.decode_attention import decode_attention
+from services.compute.kernels.attention.decode_plan import (
+    MIN_CHUNK,
+    DecodeTiling,
+    DecodeWork,
+    plan_decode,
+)
+from services.compute.kernels.step.span import AttentionSpan
+from services.compute.kernels.step.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
     Resident,

@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.kernels.case import Case
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.enter_slots import enter_slots
-from services.compute.kernels.slot_entries import SlotEntry, pack_entries, packed_size
-from services.compute.kernels.slot_words import NUM_WORDS
-from services.compute.kernels.step_buffers import Resident, StepInputs
+from services.compute.kernels.sampling.enter_slots import enter_slots
+from services.compute.kernels.sampling.slot_entries import SlotEntry, pack_entries, packed_size
+from services.compute.kernels.step.slot_words import NUM_WORDS
+from services.compute.kernels.step.step_buffers import Resident, StepInputs
 from services.compute.runner.cuda.staging import Staging
 from services.compute.runner.cuda.stream import GraphStream
 from services.compute.sampling.device_sampler import DeviceSampler

@@ -26,21 +26,21 @@ from benchmarks.kernels.latent_attention import (
     fitting,
 )
 from benchmarks.kernels.prefill_attention import MAX_ROWS, PLANNED, attention_case, step_of
-from services.compute.kernels.hopper_expanded import expanded_chunk_attention
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.latent_expansion import (
+from services.compute.kernels.attention.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.mla.hopper_expanded import expanded_chunk_attention
+from services.compute.kernels.mla.latent_expansion import (
     ExpansionTiling,
     StepKeys,
     expand_latents,
     place_keys,
 )
-from services.compute.kernels.latent_prefill import (
+from services.compute.kernels.mla.latent_prefill import (
     ChunkQueries,
     ChunkTiling,
     expanded_attention,
 )
-from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.rotate_and_store import RotaryTables
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
 
 HEADS = (16, 32, 128)
 STEPS = ("1x4096", "1x8192", "37x220", "512 after 4096")

@@ -24,10 +24,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.activations import gated_reference
-from services.compute.kernels.combine_experts import WeightedRows, combine_experts
-from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
-from services.compute.kernels.expert_matmul_config import (
+from services.compute.kernels.experts.expert_matmul import expert_down, expert_gate_up
+from services.compute.kernels.experts.expert_matmul_config import (
     FEW_PAIRS,
     ExpertConfig,
     ExpertStack,
@@ -35,13 +33,13 @@ from services.compute.kernels.expert_matmul_config import (
     expert_config,
     has_halves,
 )
-from services.compute.kernels.expert_matvec import (
+from services.compute.kernels.experts.expert_matvec import (
     ExpertRowConfig,
     expert_down_rows,
     expert_gate_up_rows,
     expert_row_config,
 )
-from services.compute.kernels.route import (
+from services.compute.kernels.experts.route import (
     MAX_ROWS,
     Counting,
     Logits,
@@ -49,8 +47,10 @@ from services.compute.kernels.route import (
     route_few_rows,
     route_rows,
 )
-from services.compute.kernels.routing import Routing
-from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
+from services.compute.kernels.experts.routing import Routing
+from services.compute.kernels.experts.sort_experts import ExpertOrder, sort_experts
+from services.compute.kernels.rows.activations import gated_reference
+from services.compute.kernels.rows.combine_experts import WeightedRows, combine_experts
 from services.compute.layers.parts import Gating
 from services.compute.quantization.packed import Kind, Packed
 

@@ -19,8 +19,8 @@ from benchmarks.kernels.case import Case
 from benchmarks.kernels.experts import DTYPE, ROUTINGS, Mixture, Rows, case
 from benchmarks.kernels.experts import MIXTURES as ALL_MIXTURES
 from benchmarks.kernels.matvec_sweep import compilers
-from services.compute.kernels.expert_matmul_config import block_rows, expert_config
-from services.compute.kernels.expert_matvec import ExpertRowConfig, expert_row_config
+from services.compute.kernels.experts.expert_matmul_config import block_rows, expert_config
+from services.compute.kernels.experts.expert_matvec import ExpertRowConfig, expert_row_config
 
 TOKENS = (1, 2, 4)
 MIXTURES = [mixture for mixture in ALL_MIXTURES if mixture.kind not in ("int4", "fp4")]

@@ -18,7 +18,7 @@ import torch
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.experts import DTYPE, MIXTURES, ROUTINGS, Mixture, Rows, case
 from benchmarks.kernels.matvec_sweep import compilers, time_s
-from services.compute.kernels.expert_matmul_config import (
+from services.compute.kernels.experts.expert_matmul_config import (
     MAX_STAGES,
     ExpertConfig,
     ExpertStack,
@@ -27,11 +27,11 @@ from services.compute.kernels.expert_matmul_config import (
     has_halves,
     stage_bytes,
 )
-from services.compute.kernels.expert_matvec import (
+from services.compute.kernels.experts.expert_matvec import (
     ExpertRowConfig,
     expert_row_config,
 )
-from services.compute.kernels.matvec_config import SHARED_BYTES
+from services.compute.kernels.linear.matvec_config import SHARED_BYTES
 from services.compute.quantization.packed import Packed
 
 TOKENS = (1, 64, 256, 2048)

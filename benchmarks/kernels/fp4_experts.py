@@ -18,8 +18,8 @@ import torch
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.experts import DTYPE, MIXTURES, Rows, Work
 from benchmarks.kernels.matvec_sweep import compilers, time_s
-from services.compute.kernels.expert_matmul import _launch
-from services.compute.kernels.expert_matmul_config import (
+from services.compute.kernels.experts.expert_matmul import _launch
+from services.compute.kernels.experts.expert_matmul_config import (
     ExpertConfig,
     block_rows,
     expert_config,

@@ -18,9 +18,13 @@ from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import EPS, MODELS, Model
 from benchmarks.kernels.matvec import draw as draw_bf16
 from benchmarks.kernels.packed import draw
-from services.compute.kernels.add_norm import NormedInput
-from services.compute.kernels.matvec import matvec, norm_gate_up, norm_matvec
-from services.compute.kernels.matvec_config import MatvecConfig, gate_up_config, matvec_config
+from services.compute.kernels.linear.matvec import matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.linear.matvec_config import (
+    MatvecConfig,
+    gate_up_config,
+    matvec_config,
+)
+from services.compute.kernels.rows.add_norm import NormedInput
 from services.compute.layers.weighted_layers import Norm
 
 SIZES = (MODELS[0], Model("70B", width=8192, qkv=10240, inner=28672, vocabulary=128256))

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import COLD_BYTES, MODELS
-from services.compute.kernels.hopper_int4 import hopper_int4
-from services.compute.kernels.hopper_int4_config import Int4Work, int4_config
-from services.compute.kernels.quantized_matmul import quantized_matmul
-from services.compute.kernels.quantized_matmul_config import quantized_config, row_form
-from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.kernels.unpack import unpack
+from services.compute.kernels.linear.hopper_int4 import hopper_int4
+from services.compute.kernels.linear.hopper_int4_config import Int4Work, int4_config
+from services.compute.kernels.linear.quantized_matmul import quantized_matmul
+from services.compute.kernels.linear.quantized_matmul_config import quantized_config, row_form
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.unpack import unpack
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, quantize_rows
 from services.compute.quantization.packed import Packed
 
 ROW_COUNTS = (16, 32, 64, 96, 128, 192, 256, 284, 384, 512, 768)

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.latent_attention import Decode
-from services.compute.kernels.hopper_latent_decode import hopper_latent_attention
-from services.compute.kernels.latent_attention import latent_decode_attention
+from services.compute.kernels.mla.hopper_latent_decode import hopper_latent_attention
+from services.compute.kernels.mla.latent_attention import latent_decode_attention
 from services.compute.layers.kernel_attention import Decode as Kernel
 
 KERNELS: dict[str, Kernel] = {"plain": latent_decode_attention, "hopper": hopper_latent_attention}

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import cold_weights, draw
-from services.compute.kernels.activations import act_mul
-from services.compute.kernels.hopper_matmul import hopper_gate_up
-from services.compute.kernels.hopper_matmul_config import HopperTiling
+from services.compute.kernels.linear.hopper_matmul import hopper_gate_up
+from services.compute.kernels.linear.hopper_matmul_config import HopperTiling
+from services.compute.kernels.rows.activations import act_mul
 
 WIDTHS = {
     "8B": (4096, 14336),

@@ -18,25 +18,25 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.kernels import decode_attention, prefill_attention
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.decode_attention import COLD_BYTES, PAGE_TOKENS, lengths_of
-from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.hopper_latent_decode import latent_row_attention
-from services.compute.kernels.kv_format import FP8, LayerFormat
-from services.compute.kernels.latent_attention import (
+from services.compute.kernels.attention.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.attention.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.kv.kv_format import FP8, LayerFormat
+from services.compute.kernels.mla.hopper_latent_decode import latent_row_attention
+from services.compute.kernels.mla.latent_attention import (
     latent_attention_reference,
     latent_decode_attention,
 )
-from services.compute.kernels.latent_chunks import latent_chunk_attention
-from services.compute.kernels.latent_entries import LatentNorms, store_latents
-from services.compute.kernels.latent_heads import absorb_queries, expand_values
-from services.compute.kernels.latent_merge import merge_rows
-from services.compute.kernels.latent_tiling import (
+from services.compute.kernels.mla.latent_chunks import latent_chunk_attention
+from services.compute.kernels.mla.latent_entries import LatentNorms, store_latents
+from services.compute.kernels.mla.latent_heads import absorb_queries, expand_values
+from services.compute.kernels.mla.latent_merge import merge_rows
+from services.compute.kernels.mla.latent_tiling import (
     LatentTiling,
     head_tiles,
     programs_at_once,
 )
-from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.rotate_and_store import RotaryTables
-from services.compute.kernels.step_buffers import AttentionCall
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
+from services.compute.kernels.step.step_buffers import AttentionCall
 from services.compute.layers.weighted_layers import Norm
 
 HEADS = {"V2 Lite": 16, "V3": 128}

@@ -24,12 +24,12 @@ from benchmarks.kernels.decode_attention import (
     lengths_of,
     step_of,
 )
-from services.compute.kernels.activations import act_mul
-from services.compute.kernels.add_norm import add_norm
-from services.compute.kernels.decode_attention import decode_attention
-from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.rotate_and_store import RotaryTables, rotate_and_store
-from services.compute.kernels.step_buffers import AttentionCall
+from services.compute.kernels.attention.decode_attention import decode_attention
+from services.compute.kernels.attention.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.rows.activations import act_mul
+from services.compute.kernels.rows.add_norm import add_norm
+from services.compute.kernels.rows.rotate_and_store import RotaryTables, rotate_and_store
+from services.compute.kernels.step.step_buffers import AttentionCall
 from services.compute.layers.weighted_layers import Norm
 
 WIDTHS = {"8B": (4096, 14336), "1B": (2048, 8192)}

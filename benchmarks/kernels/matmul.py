@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.case import CALLS_PER_GRAPH, Case
-from services.compute.kernels.matmul import matmul
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.kernels.summed_matmul import summed_matmul
-from services.compute.kernels.tree_sum import NUM_SEGMENTS
+from services.compute.kernels.linear.matmul import matmul
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.summed_matmul import summed_matmul
+from services.compute.kernels.ranks.tree_sum import NUM_SEGMENTS
 
 LINEARS = {
     "1B qkv": (2048, 3072),

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.activations import act_mul
-from services.compute.kernels.add_norm import NormedInput, add_norm
-from services.compute.kernels.matvec import matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.linear.matvec import matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.rows.activations import act_mul
+from services.compute.kernels.rows.add_norm import NormedInput, add_norm
 from services.compute.layers.weighted_layers import Norm
 
 COLD_BYTES = 160 << 20

@@ -24,11 +24,9 @@ from benchmarks.kernels.matvec import EPS, MODELS
 from benchmarks.kernels.matvec import draw as draw_bf16
 from benchmarks.kernels.matvec_sweep import compilers, time_s
 from benchmarks.kernels.packed import draw
-from services.compute.kernels import matvec_config as constants
-from services.compute.kernels.activations import act_mul
-from services.compute.kernels.add_norm import NormedInput, add_norm
-from services.compute.kernels.matvec import matvec, norm_gate_up, norm_matvec
-from services.compute.kernels.matvec_config import (
+from services.compute.kernels.linear import matvec_config as constants
+from services.compute.kernels.linear.matvec import matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.linear.matvec_config import (
     NUM_SMS,
     OTHER_REGISTERS,
     SHARED_BYTES,
@@ -37,7 +35,9 @@ from services.compute.kernels.matvec_config import (
     matvec_config,
     padded,
 )
-from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
+from services.compute.kernels.linear.packed_matvec import PackedRowConfig, packed_matvec
+from services.compute.kernels.rows.activations import act_mul
+from services.compute.kernels.rows.add_norm import NormedInput, add_norm
 from services.compute.layers.weighted_layers import Norm
 from services.compute.quantization.packed import Packed, Weight
 

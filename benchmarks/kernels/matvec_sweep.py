@@ -23,14 +23,14 @@ from torch import Tensor
 
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.matvec import EPS, MODELS, Model, cold_weights, draw
-from services.compute.kernels.add_norm import NormedInput
-from services.compute.kernels.matvec import gate_up, matvec, norm_gate_up, norm_matvec
-from services.compute.kernels.matvec_config import (
+from services.compute.kernels.linear.matvec import gate_up, matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.linear.matvec_config import (
     MatvecConfig,
     gate_up_config,
     matvec_config,
     padded,
 )
+from services.compute.kernels.rows.add_norm import NormedInput
 from services.compute.layers.weighted_layers import Norm
 
 NUM_SMS = 132

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import COLD_BYTES, MODELS
-from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.kernels.unpack import unpack
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.unpack import unpack
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, quantize_rows
 from services.compute.layers.products import ProductByRows
 from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import QuantizedLinear

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.pool import pool
+from services.compute.kernels.rows.pool import pool
 
 TOKENS = 512
 WIDTHS = (1024, 4096)

@@ -24,11 +24,11 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.hopper_prefill import chunk_attention
-from services.compute.kernels.prefill_attention import prefill_attention
-from services.compute.kernels.prefill_plan import PrefillTiling, PrefillWork, plan_prefill
-from services.compute.kernels.span import AttentionSpan
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.attention.hopper_prefill import chunk_attention
+from services.compute.kernels.attention.prefill_attention import prefill_attention
+from services.compute.kernels.attention.prefill_plan import PrefillTiling, PrefillWork, plan_prefill
+from services.compute.kernels.step.span import AttentionSpan
+from services.compute.kernels.step.step_buffers import (
     NUM_ROWS,
     NUM_TOKENS,
     AttentionCall,

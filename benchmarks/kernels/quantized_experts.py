@@ -22,26 +22,26 @@ import torch
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.experts import DTYPE, Mixture, Rows, case
 from benchmarks.kernels.matvec_sweep import compilers, time_s
-from services.compute.kernels.expert_matmul_config import (
+from services.compute.kernels.experts.expert_matmul_config import (
     MAX_BLOCK_ROWS,
     ExpertConfig,
     ExpertStack,
     block_rows,
     expert_config,
 )
-from services.compute.kernels.quantized_expert_config import (
+from services.compute.kernels.experts.quantized_expert_config import (
     emits_codes,
     expert_row_form,
     quantized_block_rows,
     quantized_expert_config,
     quantized_expert_options,
 )
-from services.compute.kernels.quantized_expert_matmul import (
+from services.compute.kernels.experts.quantized_expert_matmul import (
     quantized_down,
     quantized_gate_up,
 )
-from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
-from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
+from services.compute.kernels.experts.sort_experts import MIN_BLOCK_ROWS
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.quantization.packed import Packed
 
 TOKENS = (4, 16, 64, 256, 284, 1024, 4096)

@@ -34,14 +34,14 @@ from benchmarks.kernels.decode_attention import (
     lengths_of,
     step_of,
 )
-from services.compute.kernels.decode_attention import decode_attention
-from services.compute.kernels.decode_plan import DecodeTiling, DecodeWork, plan_decode
-from services.compute.kernels.hopper_prefill import chunk_attention
-from services.compute.kernels.kv_format import FP8, INT8, LayerFormat, LayerPages
-from services.compute.kernels.prefill_attention import prefill_attention
-from services.compute.kernels.prefill_plan import PrefillTiling, PrefillWork, plan_prefill
-from services.compute.kernels.rotate_and_store import RotaryTables, rotate_and_store
-from services.compute.kernels.step_buffers import AttentionCall
+from services.compute.kernels.attention.decode_attention import decode_attention
+from services.compute.kernels.attention.decode_plan import DecodeTiling, DecodeWork, plan_decode
+from services.compute.kernels.attention.hopper_prefill import chunk_attention
+from services.compute.kernels.attention.prefill_attention import prefill_attention
+from services.compute.kernels.attention.prefill_plan import PrefillTiling, PrefillWork, plan_prefill
+from services.compute.kernels.kv.kv_format import FP8, INT8, LayerFormat, LayerPages
+from services.compute.kernels.rows.rotate_and_store import RotaryTables, rotate_and_store
+from services.compute.kernels.step.step_buffers import AttentionCall
 
 BF16 = torch.bfloat16
 NAMES = {BF16: "bf16", FP8: "fp8", INT8: "int8"}

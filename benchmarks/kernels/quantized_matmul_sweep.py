@@ -19,20 +19,20 @@ from torch import Tensor
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import COLD_BYTES, MODELS
 from benchmarks.kernels.matvec_sweep import compilers, time_s
-from services.compute.kernels.integer_matvec import (
+from services.compute.kernels.linear.integer_matvec import (
     IntegerRowConfig,
     integer_matvec,
     integer_row_config,
 )
-from services.compute.kernels.matvec_config import NUM_SMS, SHARED_BYTES
-from services.compute.kernels.quantized_matmul import quantized_matmul
-from services.compute.kernels.quantized_matmul_config import (
+from services.compute.kernels.linear.matvec_config import NUM_SMS, SHARED_BYTES
+from services.compute.kernels.linear.quantized_matmul import quantized_matmul
+from services.compute.kernels.linear.quantized_matmul_config import (
     QuantizedConfig,
     quantized_config,
     row_form,
 )
-from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, quantize_rows
 from services.compute.quantization.packed import Kind, Packed
 
 ROW_COUNTS = (1, 16, 64, 128, 512)

@@ -19,8 +19,8 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.rows.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
+from services.compute.kernels.step.step_buffers import StepInputs
 from services.compute.layers.weighted_layers import Norm
 
 HEADS = {"1B": (32, 8, 64), "8B": (32, 8, 128)}

@@ -24,12 +24,17 @@ import torch
 
 from benchmarks.kernels.case import Case
 from common.messages.sampling import GrammarSpec, SamplingParams
-from services.compute.kernels.logits_processors import ProcessorTables, process_logits
-from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
-from services.compute.kernels.sample import SampleScratch, sample_tokens
-from services.compute.kernels.slot_words import NUM_WORDS, MaskRows, ProcessedLogits, SampleRows
-from services.compute.kernels.step_buffers import NUM_SAMPLES, Resident
-from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
+from services.compute.kernels.sampling.logits_processors import ProcessorTables, process_logits
+from services.compute.kernels.sampling.logprobs import RESULT_WORDS, LogprobScratch, logprobs
+from services.compute.kernels.sampling.sample import SampleScratch, sample_tokens
+from services.compute.kernels.sampling.top_k_top_p import TopKTopPScratch, top_k_top_p
+from services.compute.kernels.step.slot_words import (
+    NUM_WORDS,
+    MaskRows,
+    ProcessedLogits,
+    SampleRows,
+)
+from services.compute.kernels.step.step_buffers import NUM_SAMPLES, Resident
 from services.compute.sampling.slots import slot_words
 from services.compute.step import SlotDelta
 

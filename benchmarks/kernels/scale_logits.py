@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.scale_logits import scale_logits
+from services.compute.kernels.sampling.scale_logits import scale_logits
 
 VOCABULARY = 256_000
 SAMPLES = (1, 64, 256)

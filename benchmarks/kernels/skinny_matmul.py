@@ -14,9 +14,9 @@ from torch import Tensor
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import MODELS, Model, cold_weights, draw
-from services.compute.kernels.activations import act_mul
-from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.skinny_matmul import skinny_gate_up, skinny_matmul
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.rows.activations import act_mul
 
 ROW_COUNTS = (4, 16, 64)
 

@@ -20,9 +20,8 @@ from torch import Tensor
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.matvec import MODELS, Model, cold_weights, draw
 from benchmarks.kernels.matvec_sweep import compilers, time_s
-from services.compute.kernels.activations import act_mul
-from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
-from services.compute.kernels.skinny_matmul_config import (
+from services.compute.kernels.linear.skinny_matmul import skinny_gate_up, skinny_matmul
+from services.compute.kernels.linear.skinny_matmul_config import (
     MAX_SPLIT_OUTPUTS,
     MAX_TOKENS,
     NUM_SMS,
@@ -33,6 +32,7 @@ from services.compute.kernels.skinny_matmul_config import (
     skinny_config,
     skinny_gate_up_config,
 )
+from services.compute.kernels.rows.activations import act_mul
 
 TILES = (16, 32, 64)
 FEW_ROWS = 4

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.slot_words import NUM_WORDS
-from services.compute.kernels.step_buffers import Resident, StepInputs
-from services.compute.kernels.step_deltas import apply_deltas
-from services.compute.kernels.step_input import unpack_step
+from services.compute.kernels.step.slot_words import NUM_WORDS
+from services.compute.kernels.step.step_buffers import Resident, StepInputs
+from services.compute.kernels.step.step_deltas import apply_deltas
+from services.compute.kernels.step.step_input import unpack_step
 from services.compute.runner.uploads import StepPacker
 from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
 

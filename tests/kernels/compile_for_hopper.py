@@ -13,24 +13,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from services.compute.kernels import (
-    fp8_matvec,
-    hopper_expanded,
-    hopper_int4,
-    hopper_latent_decode,
-    hopper_matmul,
-    hopper_prefill,
-    int4_matvec,
-)
-from services.compute.kernels.hopper_int4_config import Int4Config
-from services.compute.kernels.hopper_matmul_config import (
+from services.compute.kernels import hopper
+from services.compute.kernels.attention import hopper_prefill
+from services.compute.kernels.attention.hopper_widen import numbers_of
+from services.compute.kernels.linear import fp8_matvec, hopper_int4, hopper_matmul, int4_matvec
+from services.compute.kernels.linear.hopper_int4_config import Int4Config
+from services.compute.kernels.linear.hopper_matmul_config import (
     BLOCK_IN,
     BLOCK_OUT,
     CHUNK,
     HopperTile,
     HopperTiling,
 )
-from services.compute.kernels.hopper_widen import numbers_of
+from services.compute.kernels.mla import hopper_expanded, hopper_latent_decode
 
 POINTERS = {
     "page_table": "*i32",
@@ -92,10 +87,10 @@ class Launch(NamedTuple):
     kernel: Any
     boxes: dict[str, str]
     constants: dict[str, Any]
-    max_registers: int = hopper_prefill.MAX_REGISTERS
+    max_registers: int = hopper.MAX_REGISTERS
 
 
-def box(shape: list[int], layout: Any = hopper_prefill.SWIZZLED, dtype: str = "bf16") -> str:
+def box(shape: list[int], layout: Any = hopper.SWIZZLED, dtype: str = "bf16") -> str:
     """The type of what is copied so."""
     return f"tensordesc<{dtype}{shape},{layout!r}>"
 
@@ -164,7 +159,7 @@ def gate_up(tokens: int) -> Launch:
 
 def matmul(tokens: int) -> Launch:
     """With a bias."""
-    tile, shared = HopperTiling(132).tile(tokens, 28672), hopper_prefill.SWIZZLED
+    tile, shared = HopperTiling(132).tile(tokens, 28672), hopper.SWIZZLED
     constants = {"ACTIVATION": None, "WEIGHTS_SHARED": shared}
     return tiled(tile, box([BLOCK_OUT, BLOCK_IN]), BLOCK_OUT // 2, shared, constants)
 
@@ -189,7 +184,7 @@ def tiled(
 
 def int4(group: int) -> Launch:
     """A tile with a tail, zeros and a bias."""
-    config, layout = Int4Config(64, 64, tail=16), hopper_prefill.SWIZZLED
+    config, layout = Int4Config(64, 64, tail=16), hopper.SWIZZLED
     boxes = {
         "codes": box([128, 64], hopper_int4.CODES, "u8"),
         "x": box([64, 64]),
@@ -243,9 +238,9 @@ def assembly(name: str, size: int) -> str:
     """Of one kernel."""
     kernel, boxes, constants, max_registers = LAUNCHES[name](size)
     constants = {
-        "SHARED": hopper_prefill.SWIZZLED,
-        "ATTENDING": hopper_prefill.ATTENDING_REGISTERS,
-        "FETCHING": hopper_prefill.FETCHING_REGISTERS,
+        "SHARED": hopper.SWIZZLED,
+        "ATTENDING": hopper.ATTENDING_REGISTERS,
+        "FETCHING": hopper.FETCHING_REGISTERS,
     } | constants
     types = POINTERS | NUMBERS | boxes | dict.fromkeys(constants, "constexpr")
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}

@@ -42,6 +42,6 @@ def lean_interpreter(device: torch.device) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         make_lean(patch)
         # As many as a GPU has room for would have nothing to do in most launches, 0.4 ms each.
-        for module in ("runner.cuda.device_model", "kernels.latent_tiling"):
+        for module in ("runner.cuda.device_model", "kernels.mla.latent_tiling"):
             patch.setattr(f"services.compute.{module}.EXTRA_PROGRAMS", EXTRA_PROGRAMS)
         yield

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.compute.kernels.decode_attention import decode_attention, decode_attention_reference
-from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, MIN_CHUNK, DecodeWork
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.span import FULL, AttentionSpan
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, AttentionCall, StepInputs
+from services.compute.kernels.attention.decode_attention import (
+    decode_attention,
+    decode_attention_reference,
+)
+from services.compute.kernels.attention.decode_plan import EXTRA_PROGRAMS, MIN_CHUNK, DecodeWork
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.step.span import FULL, AttentionSpan
+from services.compute.kernels.step.step_buffers import NUM_DECODE_ROWS, AttentionCall, StepInputs
 from tests.kernels.quantized_pages import layer_of
 
 ON_GPU = torch.cuda.is_available()

@@ -7,11 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.compute.kernels.latent_expansion import StepKeys, expand_latents, place_keys
-from services.compute.kernels.latent_prefill import ChunkQueries, expanded_attention
-from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.rotate_and_store import RotaryTables
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.attention.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.mla.latent_expansion import StepKeys, expand_latents, place_keys
+from services.compute.kernels.mla.latent_prefill import ChunkQueries, expanded_attention
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
+from services.compute.kernels.step.step_buffers import StepInputs
 from tests.kernels.latent_steps import MAX_ROWS, PAGE_TOKENS, Step
 
 SIZES = {32: (16, 12), 48: (24, 40), 128: (128, 128)}

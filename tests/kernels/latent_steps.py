@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.kv_format import FP8, INT8
-from services.compute.kernels.latent_attention import (
+from services.compute.kernels.attention.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.attention.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.kv.kv_format import FP8, INT8
+from services.compute.kernels.mla.latent_attention import (
     latent_attention_reference,
     latent_decode_attention,
 )
-from services.compute.kernels.latent_chunks import latent_chunk_attention
-from services.compute.kernels.latent_tiling import head_tiles
-from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.mla.latent_chunks import latent_chunk_attention
+from services.compute.kernels.mla.latent_tiling import head_tiles
+from services.compute.kernels.step.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
     NUM_TOKENS,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from services.compute.kernels.add_norm import NormedInput
-from services.compute.kernels.matvec import norm_matvec_reference
+from services.compute.kernels.linear.matvec import norm_matvec_reference
+from services.compute.kernels.rows.add_norm import NormedInput
 from services.compute.layers.weighted_layers import Norm
 from services.compute.quantization.packed import Packed
 from tests.kernels.packed_weights import random_packed

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.prefill_attention import (
+from services.compute.kernels.attention.prefill_attention import (
     prefill_attention,
     prefill_attention_reference,
 )
-from services.compute.kernels.prefill_plan import (
+from services.compute.kernels.attention.prefill_plan import (
     PrefillWork,
     plan_prefill,
     plan_prefill_reference,
 )
-from services.compute.kernels.span import AttentionSpan
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.step.span import AttentionSpan
+from services.compute.kernels.step.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
     NUM_TOKENS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import (
+from services.compute.kernels.kv.kv_format import (
     FP8,
     INT8,
     LayerFormat,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.rank_rows import MAX_PROGRAMS, RankMemory, RankRows
+from services.compute.kernels.ranks.rank_rows import MAX_PROGRAMS, RankMemory, RankRows
 
 EARLY = 1 << 20
 

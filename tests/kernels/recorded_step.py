@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
-from services.compute.kernels.step_buffers import AttentionCall, StepInputs
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.rows.add_norm import NormedInput
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, RowForm
+from services.compute.kernels.step.step_buffers import AttentionCall, StepInputs
 from services.compute.layers import kernel_step
 from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_ranks import OneRank

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.slot_entries import pack_entries, packed_size
-from services.compute.kernels.slot_words import NUM_WORDS, SampleRows
-from services.compute.kernels.step_buffers import NUM_SAMPLES, Resident, StepInputs
+from services.compute.kernels.sampling.slot_entries import pack_entries, packed_size
+from services.compute.kernels.step.slot_words import NUM_WORDS, SampleRows
+from services.compute.kernels.step.step_buffers import NUM_SAMPLES, Resident, StepInputs
 from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.slots import slot_words, slots_of
 from services.compute.step import SlotDelta, int32_array

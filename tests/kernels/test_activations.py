@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.activations import (
+from services.compute.kernels.rows.activations import (
     act_mul,
     act_mul_reference,
     activate,
     activate_reference,
 )
-from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.layers.parts import Activation
 
 # numpy's, in the interpreter

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.compute.kernels.add_norm import MAX_WIDTH, add_norm, add_norm_reference
+from services.compute.kernels.rows.add_norm import MAX_WIDTH, add_norm, add_norm_reference
 from services.compute.layers.weighted_layers import Norm
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

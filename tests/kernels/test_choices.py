@@ -18,19 +18,19 @@ from torch import Tensor
 
 from services.compute.config import ComputeSettings
 from services.compute.kernels.choices import Asked, Choices, Measured, Options
-from services.compute.kernels.matvec_config import SHARED_BYTES
-from services.compute.kernels.packed_matmul import packed_matmul, packed_options
-from services.compute.kernels.quantized_matmul import quantized_matmul
-from services.compute.kernels.quantized_matmul_config import quantized_options, row_form
-from services.compute.kernels.quantized_rows import quantize_rows_reference
-from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
-from services.compute.kernels.skinny_matmul_config import (
+from services.compute.kernels.linear.matvec_config import SHARED_BYTES
+from services.compute.kernels.linear.packed_matmul import packed_matmul, packed_options
+from services.compute.kernels.linear.quantized_matmul import quantized_matmul
+from services.compute.kernels.linear.quantized_matmul_config import quantized_options, row_form
+from services.compute.kernels.linear.skinny_matmul import skinny_gate_up, skinny_matmul
+from services.compute.kernels.linear.skinny_matmul_config import (
     MAX_SPLITS,
     MAX_TOKENS,
     SkinnyWork,
     skinny_gate_up_options,
     skinny_options,
 )
+from services.compute.kernels.rows.quantized_rows import quantize_rows_reference
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.products import ProductByRows
 from services.compute.layers.weighted_layers import KernelLinears, Linear

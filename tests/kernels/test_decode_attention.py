@@ -11,11 +11,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.compute.kernels.decode_attention import decode_attention
-from services.compute.kernels.decode_plan import CHUNK, MIN_CHUNK, SIZE, DecodeWork, plan_decode
-from services.compute.kernels.kv_format import FP8, INT8, LayerPages
-from services.compute.kernels.span import BEHIND_FIRST, FULL, AttentionSpan
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
+from services.compute.kernels.attention.decode_attention import decode_attention
+from services.compute.kernels.attention.decode_plan import (
+    CHUNK,
+    MIN_CHUNK,
+    SIZE,
+    DecodeWork,
+    plan_decode,
+)
+from services.compute.kernels.kv.kv_format import FP8, INT8, LayerPages
+from services.compute.kernels.step.span import BEHIND_FIRST, FULL, AttentionSpan
+from services.compute.kernels.step.step_buffers import NUM_DECODE_ROWS, StepInputs
 from tests.cases import crossed
 from tests.kernels.decode_steps import BOUNDS, ON_GPU, Shape, Step, make_step
 from tests.kernels.quantized_pages import ENTRIES

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.compute.kernels.decode_plan import (
+from services.compute.kernels.attention.decode_plan import (
     CHUNK,
     LONG_CHUNK,
     ROW,
@@ -17,8 +17,8 @@ from services.compute.kernels.decode_plan import (
     DecodeWork,
     plan_decode,
 )
-from services.compute.kernels.span import FULL, AttentionSpan
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
+from services.compute.kernels.step.span import FULL, AttentionSpan
+from services.compute.kernels.step.step_buffers import NUM_DECODE_ROWS, StepInputs
 from tests.cases import num_cases
 
 

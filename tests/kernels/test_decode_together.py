@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.compute.kernels.decode_plan import (
+from services.compute.kernels.attention.decode_plan import (
     CHUNK,
     LENGTH,
     MIN_CHUNK,
@@ -22,9 +22,9 @@ from services.compute.kernels.decode_plan import (
     plan_decode,
     rows_together,
 )
-from services.compute.kernels.kv_format import FP8, INT8
-from services.compute.kernels.span import FULL, AttentionSpan
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
+from services.compute.kernels.kv.kv_format import FP8, INT8
+from services.compute.kernels.step.span import FULL, AttentionSpan
+from services.compute.kernels.step.step_buffers import NUM_DECODE_ROWS, StepInputs
 from tests.cases import crossed, num_cases
 from tests.kernels.decode_steps import Shape, make_step
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.activations import act_mul
-from services.compute.kernels.add_norm import add_norm
-from services.compute.kernels.decode_attention import decode_attention
-from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.kv_format import FP8, INT8
+from services.compute.kernels.attention.decode_attention import decode_attention
+from services.compute.kernels.attention.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.kv.kv_format import FP8, INT8
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.rotate_and_store import RotaryTables, rotate_and_store
-from services.compute.kernels.span import AttentionSpan
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.rows.activations import act_mul
+from services.compute.kernels.rows.add_norm import add_norm
+from services.compute.kernels.rows.rotate_and_store import RotaryTables, rotate_and_store
+from services.compute.kernels.step.span import AttentionSpan
+from services.compute.kernels.step.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
     StepInputs,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.logits_processors import SEEN_IN_PROMPT
-from services.compute.kernels.logprobs import CHOSEN, TOP_IDS, TOP_LOGPROBS
-from services.compute.kernels.slot_words import VOID_MASK
+from services.compute.kernels.sampling.logits_processors import SEEN_IN_PROMPT
+from services.compute.kernels.sampling.logprobs import CHOSEN, TOP_IDS, TOP_LOGPROBS
+from services.compute.kernels.step.slot_words import VOID_MASK
 from services.compute.runner.uploads import pack_masks
 from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.sampler import Sampler

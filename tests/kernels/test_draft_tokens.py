@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.speculative import SpeculativeSettings
-from services.compute.kernels.draft_tokens import (
+from services.compute.kernels.drafts.draft_tokens import (
     DraftRule,
     SlotTexts,
     draft_tokens,
@@ -17,11 +17,11 @@ from services.compute.kernels.draft_tokens import (
     said_drafts,
     unpack_drafts,
 )
-from services.compute.kernels.slot_entries import SlotEntry, pack_entries
-from services.compute.kernels.slot_words import DRAFTS, FLAGS, NUM_WORDS, PENALISED, SampleRows
-from services.compute.kernels.step_buffers import NUM_TOKENS, Resident, StepInputs
-from services.compute.kernels.step_deltas import apply_deltas, apply_deltas_reference
-from services.compute.kernels.step_input import unpack_step, unpack_step_reference
+from services.compute.kernels.sampling.slot_entries import SlotEntry, pack_entries
+from services.compute.kernels.step.slot_words import DRAFTS, FLAGS, NUM_WORDS, PENALISED, SampleRows
+from services.compute.kernels.step.step_buffers import NUM_TOKENS, Resident, StepInputs
+from services.compute.kernels.step.step_deltas import apply_deltas, apply_deltas_reference
+from services.compute.kernels.step.step_input import unpack_step, unpack_step_reference
 from services.compute.runner.eager_drafting import EagerDrafting
 from services.compute.runner.slot_states import Rows, SlotStates
 from services.compute.runner.uploads import NO_SLOT_ROWS, StepPacker, StepUpload

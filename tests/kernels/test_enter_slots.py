@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.compute.kernels.enter_slots import enter_slots, enter_slots_reference
-from services.compute.kernels.logits_processors import SEEN_IN_PROMPT, ProcessorTables
-from services.compute.kernels.slot_entries import (
+from services.compute.kernels.sampling.enter_slots import enter_slots, enter_slots_reference
+from services.compute.kernels.sampling.logits_processors import SEEN_IN_PROMPT, ProcessorTables
+from services.compute.kernels.sampling.slot_entries import (
     ENTRY_INTS,
     HEADER_INTS,
     SlotEntry,

@@ -8,25 +8,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.activations import gated_reference
-from services.compute.kernels.add_norm import add_norm
-from services.compute.kernels.combine_experts import (
+from services.compute.kernels.experts.expert_matmul import expert_down, expert_gate_up
+from services.compute.kernels.experts.expert_matmul_config import (
+    ExpertConfig,
+    ExpertStack,
+    can_step,
+)
+from services.compute.kernels.experts.expert_matvec import (
+    ExpertRowConfig,
+    expert_down_rows,
+    expert_gate_up_rows,
+)
+from services.compute.kernels.experts.quantized_expert_config import expert_row_form
+from services.compute.kernels.experts.quantized_expert_matmul import (
+    quantized_down,
+    quantized_gate_up,
+)
+from services.compute.kernels.experts.sort_experts import ExpertOrder, sort_experts
+from services.compute.kernels.rows.activations import gated_reference
+from services.compute.kernels.rows.add_norm import add_norm
+from services.compute.kernels.rows.combine_experts import (
     SharedRows,
     WeightedRows,
     combine_experts,
     combine_reference,
 )
-from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
-from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack, can_step
-from services.compute.kernels.expert_matvec import (
-    ExpertRowConfig,
-    expert_down_rows,
-    expert_gate_up_rows,
-)
-from services.compute.kernels.quantized_expert_config import expert_row_form
-from services.compute.kernels.quantized_expert_matmul import quantized_down, quantized_gate_up
-from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows_reference
-from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, quantize_rows_reference
 from services.compute.layers.parts import Gating
 from services.compute.layers.weighted_layers import Norm
 from services.compute.quantization.packed import Kind, Packed

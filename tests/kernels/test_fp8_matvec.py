@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.add_norm import NormedInput
-from services.compute.kernels.fp8_matvec import fp8_matvec, suits
-from services.compute.kernels.hopper_prefill import HOPPER
-from services.compute.kernels.matvec import matvec, norm_gate_up_reference, norm_matvec_reference
+from services.compute.kernels.hopper import HOPPER
+from services.compute.kernels.linear.fp8_matvec import fp8_matvec, suits
+from services.compute.kernels.linear.matvec import (
+    matvec,
+    norm_gate_up_reference,
+    norm_matvec_reference,
+)
+from services.compute.kernels.rows.add_norm import NormedInput
 from services.compute.quantization.packed import Packed
 from tests.kernels.one_row import (
     BOUNDS,

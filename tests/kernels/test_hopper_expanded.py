@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.hopper_expanded import expanded_chunk_attention, serves
-from services.compute.kernels.hopper_prefill import HOPPER
-from services.compute.kernels.latent_prefill import (
+from services.compute.kernels.hopper import HOPPER
+from services.compute.kernels.mla.hopper_expanded import expanded_chunk_attention, serves
+from services.compute.kernels.mla.latent_prefill import (
     expanded_attention,
     expanded_attention_reference,
 )

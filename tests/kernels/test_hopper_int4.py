@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.compute.kernels.choice_files import CONFIGS
-from services.compute.kernels.hopper_int4 import hopper_int4
-from services.compute.kernels.hopper_int4_config import (
+from services.compute.kernels.hopper import HOPPER
+from services.compute.kernels.linear.hopper_int4 import hopper_int4
+from services.compute.kernels.linear.hopper_int4_config import (
     MAX_SUMS,
     MAX_TILES,
     SHARED_BYTES,
@@ -25,8 +26,7 @@ from services.compute.kernels.hopper_int4_config import (
     suits,
     whole_zeros,
 )
-from services.compute.kernels.hopper_prefill import HOPPER
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
 from services.compute.layers import quantized_product
 from services.compute.layers.products import ProductByRows
 from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers

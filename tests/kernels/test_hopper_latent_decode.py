@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.hopper_latent_decode import (
+from services.compute.kernels.attention.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.hopper import HOPPER
+from services.compute.kernels.mla.hopper_latent_decode import (
     hopper_latent_attention,
     latent_row_attention,
     serves,
 )
-from services.compute.kernels.hopper_prefill import HOPPER
-from services.compute.kernels.latent_heads import absorb_queries, expand_values
-from services.compute.kernels.rotate_and_store import RotaryTables
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS
+from services.compute.kernels.mla.latent_heads import absorb_queries, expand_values
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
+from services.compute.kernels.step.step_buffers import NUM_DECODE_ROWS
 from tests.kernels.latent_steps import MAX_ROWS, Shape, Step
 from tests.kernels.quantized_pages import ENTRIES
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.activations import act_mul, act_mul_reference
-from services.compute.kernels.hopper_matmul import hopper_gate_up, hopper_matmul
-from services.compute.kernels.hopper_matmul_config import (
+from services.compute.kernels.hopper import HOPPER
+from services.compute.kernels.linear.hopper_matmul import hopper_gate_up, hopper_matmul
+from services.compute.kernels.linear.hopper_matmul_config import (
     SHARED_BYTES,
     STAGING_BYTES,
     STEP_TIMES,
     HopperTile,
     HopperTiling,
 )
-from services.compute.kernels.hopper_prefill import HOPPER
-from services.compute.kernels.matmul import matmul
+from services.compute.kernels.linear.matmul import matmul
+from services.compute.kernels.rows.activations import act_mul, act_mul_reference
 from services.compute.layers.parts import Activation
 
 TILING = HopperTiling(132)

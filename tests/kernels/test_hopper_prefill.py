@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.compute.kernels.hopper_prefill import HOPPER, chunk_attention, serves
-from services.compute.kernels.prefill_attention import prefill_attention
-from services.compute.kernels.span import BEHIND_FIRST, AttentionSpan
+from services.compute.kernels.attention.hopper_prefill import chunk_attention, serves
+from services.compute.kernels.attention.prefill_attention import prefill_attention
+from services.compute.kernels.hopper import HOPPER
+from services.compute.kernels.step.span import BEHIND_FIRST, AttentionSpan
 from tests.kernels.prefill_steps import Row, Shape, Step, as_pieces, check
 from tests.kernels.quantized_pages import ENTRIES, layer_of
 

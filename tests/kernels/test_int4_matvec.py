@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.hopper_prefill import HOPPER
-from services.compute.kernels.int4_matvec import int4_matvec, int4_row_config, walks_over
-from services.compute.kernels.quantized_matmul_config import row_form
-from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows
+from services.compute.kernels.hopper import HOPPER
+from services.compute.kernels.linear.int4_matvec import int4_matvec, int4_row_config, walks_over
+from services.compute.kernels.linear.quantized_matmul_config import row_form
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, quantize_rows
 from services.compute.quantization.packed import Packed
 from tests.kernels.one_row import poisoned, row_of, seed
 from tests.kernels.packed_weights import assert_rounded_once, random_packed

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.combine_experts import combine_experts
-from services.compute.kernels.routing import NOWHERE, HeldExperts, Routing
-from services.compute.kernels.step_buffers import NUM_TOKENS
+from services.compute.kernels.experts.routing import NOWHERE, HeldExperts, Routing
+from services.compute.kernels.rows.combine_experts import combine_experts
+from services.compute.kernels.step.step_buffers import NUM_TOKENS
 from services.compute.layers.cpu_linear import CpuLinears
 from services.compute.layers.eager_experts import run_experts
 from services.compute.layers.kernel_experts import ExpertProduct, ExpertRoom

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels import matvec_config
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.rotate_and_store import RotaryTables
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.kernels.step_buffers import AttentionCall, StepInputs
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.linear import matvec_config
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
+from services.compute.kernels.step.step_buffers import AttentionCall, StepInputs
 from services.compute.layers import kernel_step
 from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_ranks import OneRank

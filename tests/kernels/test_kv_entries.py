@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from services.compute.kernels.kv_entries import Codes, decode, decode_words
-from services.compute.kernels.kv_format import LARGEST
+from services.compute.kernels.kv.kv_entries import Codes, decode, decode_words
+from services.compute.kernels.kv.kv_format import LARGEST
 from tests.kernels.quantized_pages import ENTRIES, layer_of
 
 

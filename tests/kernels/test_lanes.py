@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from services.compute.kernels.lanes import (
+from services.compute.kernels.sampling.lanes import (
     INTERPRETED,
     NUM_LANES,
     add_counts,
@@ -14,7 +14,7 @@ from services.compute.kernels.lanes import (
     no_counts,
     scatter,
 )
-from services.compute.kernels.top_k_top_p_search import COLUMNS, TILE, tile_at
+from services.compute.kernels.sampling.top_k_top_p_search import COLUMNS, TILE, tile_at
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.latent_tiling import head_tiles
+from services.compute.kernels.mla.latent_tiling import head_tiles
 from tests.kernels.latent_steps import MAX_ROWS, SHAPES, Shape, Step
 
 

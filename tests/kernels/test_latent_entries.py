@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import FP8, INT8, dequantize
-from services.compute.kernels.latent_entries import (
+from services.compute.kernels.kv.kv_format import FP8, INT8, dequantize
+from services.compute.kernels.mla.latent_entries import (
     LatentNorms,
     store_latents,
     store_latents_reference,
 )
-from services.compute.kernels.rotate_and_store import RotaryTables
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
 from services.compute.layers.weighted_layers import Norm
 from tests.kernels.quantized_pages import layer_of
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.latent_heads import (
+from services.compute.kernels.mla.latent_heads import (
     absorb_queries,
     absorb_queries_reference,
     expand_values,
     expand_values_reference,
 )
-from services.compute.kernels.rotate_and_store import RotaryTables
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
 
 HEADS = 3
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.decode_plan import CHUNK, FIRST, ROW, DecodeWork, plan_decode
-from services.compute.kernels.latent_merge import MergeTiling, merge_rows
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, AttentionCall, StepInputs
+from services.compute.kernels.attention.decode_plan import (
+    CHUNK,
+    FIRST,
+    ROW,
+    DecodeWork,
+    plan_decode,
+)
+from services.compute.kernels.mla.latent_merge import MergeTiling, merge_rows
+from services.compute.kernels.step.step_buffers import NUM_DECODE_ROWS, AttentionCall, StepInputs
 
 PAGE_TOKENS = 16
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.kv_format import FP8, INT8
-from services.compute.kernels.latent_expansion import (
+from services.compute.kernels.kv.kv_format import FP8, INT8
+from services.compute.kernels.mla.latent_expansion import (
     ENOUGH_QUERIES,
     StepKeys,
     expand_latents_reference,
     place_keys,
     place_keys_reference,
 )
-from services.compute.kernels.latent_prefill import expanded_attention_reference
+from services.compute.kernels.mla.latent_prefill import expanded_attention_reference
 from tests.kernels.expanded_steps import attend, error, made
 from tests.kernels.latent_steps import BOUNDS, PAGE_TOKENS, Shape, Step
 

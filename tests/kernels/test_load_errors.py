@@ -10,7 +10,7 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.kernels.skinny_matmul_config import fits_device
+from services.compute.kernels.linear.skinny_matmul_config import fits_device
 from services.compute.runner import model_loader
 from services.compute.runner.cuda import load
 from tests.kernels.host_stream import HostStream

@@ -7,14 +7,19 @@ from dataclasses import replace
 import torch
 
 from common.messages.sampling import GrammarSpec, SamplingParams
-from services.compute.kernels.logits_processors import (
+from services.compute.kernels.sampling.logits_processors import (
     SEEN_IN_PROMPT,
     DraftedRows,
     ProcessorTables,
     process_logits,
     process_logits_reference,
 )
-from services.compute.kernels.slot_words import FIRST_FORCED, VOID_MASK, MaskRows, ProcessedLogits
+from services.compute.kernels.step.slot_words import (
+    FIRST_FORCED,
+    VOID_MASK,
+    MaskRows,
+    ProcessedLogits,
+)
 from services.compute.sampling.slots import known_bias
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 from services.router.openai.sampling import MAX_STOP_TOKEN_IDS

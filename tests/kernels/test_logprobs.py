@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.logprobs import (
+from services.compute.kernels.sampling.logprobs import (
     CHOSEN,
     NUM_SCORED,
     RANK,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.matmul import MANY_COLUMNS, linear_reference, matmul, tile_for
+from services.compute.kernels.linear.matmul import MANY_COLUMNS, linear_reference, matmul, tile_for
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = list(BOUNDS)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.add_norm import NormedInput
-from services.compute.kernels.matmul import linear_reference
-from services.compute.kernels.matvec import (
+from services.compute.kernels.linear.matmul import linear_reference
+from services.compute.kernels.linear.matvec import (
     gate_up,
     matvec,
     norm_gate_up,
@@ -20,7 +19,7 @@ from services.compute.kernels.matvec import (
     norm_matvec,
     norm_matvec_reference,
 )
-from services.compute.kernels.matvec_config import (
+from services.compute.kernels.linear.matvec_config import (
     NUM_SMS,
     SHARED_BYTES,
     MatvecConfig,
@@ -28,6 +27,7 @@ from services.compute.kernels.matvec_config import (
     matvec_config,
     padded,
 )
+from services.compute.kernels.rows.add_norm import NormedInput
 from services.compute.layers.parts import Activation
 from services.compute.layers.weighted_layers import Norm
 from tests.kernels.one_row import BOUNDS, EPS, ON_GPU, SMALL_SHAPES

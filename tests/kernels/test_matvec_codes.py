@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels import matvec as matvec_module
-from services.compute.kernels.add_norm import NormedInput
-from services.compute.kernels.matvec import (
+from services.compute.kernels.linear import matvec as matvec_module
+from services.compute.kernels.linear.matvec import (
     gate_up,
     has_scale_a_row,
     matvec,
@@ -20,7 +19,7 @@ from services.compute.kernels.matvec import (
     norm_matvec,
     norm_matvec_reference,
 )
-from services.compute.kernels.matvec_config import (
+from services.compute.kernels.linear.matvec_config import (
     NUM_SMS,
     SHARED_BYTES,
     MatvecConfig,
@@ -29,6 +28,7 @@ from services.compute.kernels.matvec_config import (
     max_registers,
     padded,
 )
+from services.compute.kernels.rows.add_norm import NormedInput
 from services.compute.quantization.packed import Packed
 from tests.kernels.one_row import (
     BOUNDS,

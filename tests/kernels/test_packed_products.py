@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels import unpack as unpack_module
-from services.compute.kernels.packed_matmul import BLOCK_IN, PackedConfig, packed_matmul
-from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.kernels.unpack import unpack
+from services.compute.kernels.linear import unpack as unpack_module
+from services.compute.kernels.linear.packed_matmul import BLOCK_IN, PackedConfig, packed_matmul
+from services.compute.kernels.linear.packed_matvec import PackedRowConfig, packed_matvec
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.unpack import unpack
 from services.compute.quantization.at_load import quantized
 from services.compute.quantization.packed import Kind, Packed
 from tests.kernels.packed_weights import assert_rounded_once, random_packed

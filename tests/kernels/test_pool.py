@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.pool import pool, pool_reference
+from services.compute.kernels.rows.pool import pool, pool_reference
 
 ROWS = [
     (3, 0, 1, 1, -1),

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.compute.kernels.kv_format import FP8, INT8
-from services.compute.kernels.prefill_plan import (
+from services.compute.kernels.attention.prefill_plan import (
     PrefillWork,
     num_items_bound,
     plan_prefill,
     plan_prefill_reference,
 )
-from services.compute.kernels.span import BEHIND_FIRST, AttentionSpan
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.kv.kv_format import FP8, INT8
+from services.compute.kernels.step.span import BEHIND_FIRST, AttentionSpan
+from services.compute.kernels.step.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
     StepInputs,

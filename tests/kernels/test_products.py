@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.compute.kernels.add_norm import NormedInput
-from services.compute.kernels.hopper_matmul_config import HopperTiling
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.hopper_matmul_config import HopperTiling
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.rows.add_norm import NormedInput
 from services.compute.layers.products import InvariantProduct, ProductByRows, suits
 from services.compute.layers.weighted_layers import Linear, Norm
 

@@ -9,28 +9,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.compute.kernels.activations import act_mul
-from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.hopper_matmul_config import HopperTiling
-from services.compute.kernels.integer_matvec import (
+from services.compute.kernels.linear.hopper_matmul_config import HopperTiling
+from services.compute.kernels.linear.integer_matvec import (
     IntegerRowConfig,
     integer_matvec,
     integer_row_config,
 )
-from services.compute.kernels.quantized_matmul import quantized_matmul
-from services.compute.kernels.quantized_matmul_config import (
+from services.compute.kernels.linear.quantized_matmul import quantized_matmul
+from services.compute.kernels.linear.quantized_matmul_config import (
     QuantizedConfig,
     quantized_config,
     row_form,
 )
-from services.compute.kernels.quantized_rows import (
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.rows.activations import act_mul
+from services.compute.kernels.rows.add_norm import add_norm
+from services.compute.kernels.rows.quantized_rows import (
     QuantizedRows,
     RowForm,
     quantize_rows,
     quantize_rows_reference,
 )
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.layers.products import InvariantProduct, ProductByRows
 from services.compute.layers.quantized_product import PackedWork, QuantizedProduct, RowOfNumbers
 from services.compute.layers.weighted_layers import KernelLinears, Norm, QuantizedLinear

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import FP8, INT8, LayerPages
-from services.compute.kernels.rank_entries import (
+from services.compute.kernels.kv.kv_format import FP8, INT8, LayerPages
+from services.compute.kernels.ranks.rank_entries import (
     StagedEntries,
     exchange_entries,
     exchange_entries_reference,
 )
-from services.compute.kernels.step_buffers import HEADER_INTS, NUM_OWN, NUM_TOKENS
+from services.compute.kernels.step.step_buffers import HEADER_INTS, NUM_OWN, NUM_TOKENS
 from tests.kernels.quantized_pages import layer_of
 from tests.kernels.rank_memory import Ranks, random
 

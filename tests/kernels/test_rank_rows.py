@@ -16,15 +16,15 @@ from torch import Tensor
 
 from common.messages.sampling import SamplingParams
 from services.compute.distributed.symmetric import Shared, SymmetricBlock
-from services.compute.kernels.add_norm import add_norm, add_norm_reference
-from services.compute.kernels.combine_experts import WeightedRows
-from services.compute.kernels.rank_rows import (
+from services.compute.kernels.ranks.rank_rows import (
     add_up,
     rank_sum_reference,
     share_best,
     side_by_side,
 )
-from services.compute.kernels.sample import SampleScratch, VocabularyPart, sample_tokens
+from services.compute.kernels.rows.add_norm import add_norm, add_norm_reference
+from services.compute.kernels.rows.combine_experts import WeightedRows
+from services.compute.kernels.sampling.sample import SampleScratch, VocabularyPart, sample_tokens
 from services.compute.layers.kernel_ranks import RankSizes, SplitRanks
 from services.compute.layers.weighted_layers import Norm
 from tests.kernels.rank_memory import EARLY, Ranks, random

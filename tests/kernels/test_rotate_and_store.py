@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import LayerPages, quantize
-from services.compute.kernels.rotate_and_store import (
+from services.compute.kernels.kv.kv_format import LayerPages, quantize
+from services.compute.kernels.rows.rotate_and_store import (
     HeadNorms,
     RotaryTables,
     rotate_and_store,

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.route import Counting, Logits, Router, route_few_rows, route_rows
-from services.compute.kernels.router_logits import num_shares, router_logits
-from services.compute.kernels.routing import NOWHERE, HeldExperts, Routing, route
+from services.compute.kernels.experts.route import (
+    Counting,
+    Logits,
+    Router,
+    route_few_rows,
+    route_rows,
+)
+from services.compute.kernels.experts.router_logits import num_shares, router_logits
+from services.compute.kernels.experts.routing import NOWHERE, HeldExperts, Routing, route
 
 ROUTINGS = {
     "softmax": Routing(12, 3),

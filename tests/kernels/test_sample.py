@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.sample import SampleScratch, sample_tokens, sample_tokens_reference
+from services.compute.kernels.sampling.sample import (
+    SampleScratch,
+    sample_tokens,
+    sample_tokens_reference,
+)
 from services.router.openai.sampling import MAX_TEMPERATURE
 from tests.kernels.sampling_step import NUM_SLOTS, SamplingStep, make_step, random_logits
 

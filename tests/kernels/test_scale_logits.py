@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.scale_logits import scale_logits, scale_logits_reference
+from services.compute.kernels.sampling.scale_logits import scale_logits, scale_logits_reference
 
 # numpy's, in the interpreter
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")

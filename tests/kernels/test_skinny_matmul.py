@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.compute.kernels.matmul import linear_reference
-from services.compute.kernels.skinny_matmul import (
+from services.compute.kernels.linear.matmul import linear_reference
+from services.compute.kernels.linear.skinny_matmul import (
     skinny_gate_up,
     skinny_gate_up_reference,
     skinny_matmul,
 )
-from services.compute.kernels.skinny_matmul_config import (
+from services.compute.kernels.linear.skinny_matmul_config import (
     MAX_SPLIT_OUTPUTS,
     MAX_SPLITS,
     MAX_TOKENS,

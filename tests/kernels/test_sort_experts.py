@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels import sort_experts as sort_experts_module
-from services.compute.kernels.routing import NOWHERE
-from services.compute.kernels.sort_experts import (
+from services.compute.kernels.experts import sort_experts as sort_experts_module
+from services.compute.kernels.experts.routing import NOWHERE
+from services.compute.kernels.experts.sort_experts import (
     NO_EXPERT,
     ExpertOrder,
     sort_experts,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.slot_words import NUM_WORDS
-from services.compute.kernels.step_buffers import HEADER_INTS, NO_SLOT, Resident, StepInputs
-from services.compute.kernels.step_deltas import apply_deltas, apply_deltas_reference
-from services.compute.kernels.step_input import unpack_step, unpack_step_reference
+from services.compute.kernels.step.slot_words import NUM_WORDS
+from services.compute.kernels.step.step_buffers import HEADER_INTS, NO_SLOT, Resident, StepInputs
+from services.compute.kernels.step.step_deltas import apply_deltas, apply_deltas_reference
+from services.compute.kernels.step.step_input import unpack_step, unpack_step_reference
 from services.compute.runner.uploads import StepPacker
 from services.compute.step import DEVICE_TOKEN, NO_IDS, Int32Array, StepPlan
 from tests.unit.compute.step_plans import PlanSizes, random_plan, random_slot_rows

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.kernels.summed_matmul import splits_of, summed_matmul, summed_reference
-from services.compute.kernels.tree_sum import NUM_SEGMENTS, tree_sum
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.summed_matmul import splits_of, summed_matmul, summed_reference
+from services.compute.kernels.ranks.tree_sum import NUM_SEGMENTS, tree_sum
 
 ON_GPU = torch.cuda.is_available()
 SHAPES = [(3, 136, 70), (66, 256, 96), (2, 1024, 64), *([(60, 4096, 4096)] * ON_GPU)]

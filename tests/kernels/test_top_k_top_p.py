@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels import top_k_top_p as cuts
-from services.compute.kernels.slot_words import ProcessedLogits
-from services.compute.kernels.top_k_top_p import (
+from services.compute.kernels.sampling import top_k_top_p as cuts
+from services.compute.kernels.sampling.top_k_top_p import (
     HOST_MASS_UNIT,
     TopKTopPScratch,
     top_k_top_p,
     top_k_top_p_reference,
 )
+from services.compute.kernels.step.slot_words import ProcessedLogits
 from services.compute.sampling import logits_processors
 from services.router.openai.sampling import MAX_TEMPERATURE
 from tests.kernels.sampling_step import SamplingStep, make_step, random_logits

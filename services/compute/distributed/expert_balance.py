@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from services.compute.distributed.shard import Holders, even
-from services.compute.kernels.routing import NOWHERE
+from services.compute.kernels.experts.routing import NOWHERE
 from services.compute.step import Int32Array
 
 Layout: TypeAlias = tuple[tuple[int, ...], ...]

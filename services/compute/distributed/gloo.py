@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.errors import FatalError
 from services.compute.distributed.shard import Shard
-from services.compute.kernels.tree_sum import tree_sum
+from services.compute.kernels.ranks.tree_sum import tree_sum
 
 P = ParamSpec("P")
 T = TypeVar("T")

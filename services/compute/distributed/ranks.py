@@ -26,8 +26,8 @@ class Ranks(Protocol):
         ...
 
     def add_up(self, x: Tensor) -> None:
-        """Replace x by the sum of all ranks' x: added as a tree (kernels/tree_sum.py), in float32,
-        rounded once."""
+        """Replace x by the sum of all ranks' x: added as a tree (kernels/ranks/tree_sum.py), in
+        float32, rounded once."""
         ...
 
     def side_by_side(self, x: Tensor, width: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from services.compute.distributed.ranks import Ranks
-from services.compute.kernels.rank_rows import MAX_PROGRAMS, RankMemory, RankRows
+from services.compute.kernels.ranks.rank_rows import MAX_PROGRAMS, RankMemory, RankRows
 
 ALIGNMENT = 256
 

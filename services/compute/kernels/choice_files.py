@@ -17,11 +17,11 @@ from typing import Any, TypeAlias, get_type_hints
 import structlog
 
 from services.compute.kernels.choices import Key, Measured
-from services.compute.kernels.expert_matmul_config import ExpertConfig
-from services.compute.kernels.hopper_int4_config import Int4Config
-from services.compute.kernels.packed_matmul import PackedConfig
-from services.compute.kernels.quantized_matmul_config import QuantizedConfig
-from services.compute.kernels.skinny_matmul_config import SkinnyConfig
+from services.compute.kernels.experts.expert_matmul_config import ExpertConfig
+from services.compute.kernels.linear.hopper_int4_config import Int4Config
+from services.compute.kernels.linear.packed_matmul import PackedConfig
+from services.compute.kernels.linear.quantized_matmul_config import QuantizedConfig
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyConfig
 
 FORMAT = 3
 """Raised with every change of a kernel after which other constants may be best: a machine's own

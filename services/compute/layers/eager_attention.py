@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.compute.distributed.context import ALL_HERE, StoredTokens
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import Gathered, Int64Array, PageLayers
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.widened import bmm

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.routing import NOWHERE, route
+from services.compute.kernels.experts.routing import NOWHERE, route
 from services.compute.layers.eager_activations import gated
 from services.compute.layers.parts import Experts
 from services.compute.layers.weighted_layers import LinearMap

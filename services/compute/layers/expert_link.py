@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.compute.distributed.ranks import Ranks
 from services.compute.distributed.symmetric import ALIGNMENT, SymmetricBlock, default_group
-from services.compute.kernels.rank_rows import meet_ranks
+from services.compute.kernels.ranks.rank_rows import meet_ranks
 from services.compute.layers.parts import Experts
 from services.compute.layers.weighted_layers import AnyLinear, QuantizedLinear
 from services.compute.quantization.packed import Packed

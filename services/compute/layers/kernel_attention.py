@@ -8,15 +8,15 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
-from services.compute.kernels.decode_attention import decode_attention
-from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.hopper_latent_decode import latent_row_attention
-from services.compute.kernels.hopper_prefill import chunk_attention
-from services.compute.kernels.latent_chunks import latent_chunk_attention
-from services.compute.kernels.latent_expansion import StepKeys, place_keys
-from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.span import AttentionSpan
-from services.compute.kernels.step_buffers import AttentionCall, StepInputs
+from services.compute.kernels.attention.decode_attention import decode_attention
+from services.compute.kernels.attention.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.attention.hopper_prefill import chunk_attention
+from services.compute.kernels.attention.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.mla.hopper_latent_decode import latent_row_attention
+from services.compute.kernels.mla.latent_chunks import latent_chunk_attention
+from services.compute.kernels.mla.latent_expansion import StepKeys, place_keys
+from services.compute.kernels.step.span import AttentionSpan
+from services.compute.kernels.step.step_buffers import AttentionCall, StepInputs
 
 
 class Decode(Protocol):

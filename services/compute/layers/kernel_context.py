@@ -14,10 +14,10 @@ from torch import Tensor
 
 from services.compute.distributed.ranks import Ranks
 from services.compute.distributed.symmetric import SymmetricBlock, default_group
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.rank_entries import StagedEntries, exchange_entries, turn_bytes
-from services.compute.kernels.rank_rows import side_by_side
-from services.compute.kernels.step_buffers import AttentionCall
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.ranks.rank_entries import StagedEntries, exchange_entries, turn_bytes
+from services.compute.kernels.ranks.rank_rows import side_by_side
+from services.compute.kernels.step.step_buffers import AttentionCall
 from services.compute.layers.kernel_attention import ExpandedChunks, KernelAttention
 
 
@@ -88,7 +88,7 @@ class SharedAttention:
 
 
 class SharedContext:
-    """Ranks that meet in memory which all of them read (kernels/rank_entries.py)."""
+    """Ranks that meet in memory which all of them read (kernels/ranks/rank_entries.py)."""
 
     def __init__(self, ranks: Ranks, sizes: ContextSizes, header: Tensor) -> None:
         """The step's upload on the device begins with the header."""

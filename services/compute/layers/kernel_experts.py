@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.combine_experts import SharedRows, WeightedRows
-from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
-from services.compute.kernels.expert_matmul_config import (
+from services.compute.kernels.experts.expert_matmul import expert_down, expert_gate_up
+from services.compute.kernels.experts.expert_matmul_config import (
     FEW_PAIRS,
     ExpertConfig,
     ExpertStack,
@@ -32,17 +31,18 @@ from services.compute.kernels.expert_matmul_config import (
     expert_options,
     way,
 )
-from services.compute.kernels.expert_matvec import expert_down_rows, expert_gate_up_rows
-from services.compute.kernels.quantized_expert_config import (
+from services.compute.kernels.experts.expert_matvec import expert_down_rows, expert_gate_up_rows
+from services.compute.kernels.experts.quantized_expert_config import (
     emits_codes,
     expert_row_form,
     quantized_block_rows,
     quantized_expert_options,
 )
-from services.compute.kernels.quantized_expert_matmul import quantized_down, quantized_gate_up
-from services.compute.kernels.quantized_matmul_config import fits_device
-from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
-from services.compute.kernels.route import (
+from services.compute.kernels.experts.quantized_expert_matmul import (
+    quantized_down,
+    quantized_gate_up,
+)
+from services.compute.kernels.experts.route import (
     MAX_ROWS,
     Counting,
     Logits,
@@ -50,16 +50,19 @@ from services.compute.kernels.route import (
     route_few_rows,
     route_rows,
 )
-from services.compute.kernels.router_logits import (
+from services.compute.kernels.experts.router_logits import (
     MAX_LOGITS,
     num_shares,
     router_logits,
     takes,
 )
-from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
-from services.compute.kernels.step_buffers import NUM_TOKENS
-from services.compute.kernels.summed_expert_matmul import summed_expert_down
-from services.compute.kernels.tree_sum import NUM_SEGMENTS
+from services.compute.kernels.experts.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
+from services.compute.kernels.experts.summed_expert_matmul import summed_expert_down
+from services.compute.kernels.linear.quantized_matmul_config import fits_device
+from services.compute.kernels.ranks.tree_sum import NUM_SEGMENTS
+from services.compute.kernels.rows.combine_experts import SharedRows, WeightedRows
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, RowForm, quantize_rows
+from services.compute.kernels.step.step_buffers import NUM_TOKENS
 from services.compute.layers.parts import Experts, Gating
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.compute.kernels.hopper_expanded import expanded_chunk_attention
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.latent_entries import LatentNorms, store_latents
-from services.compute.kernels.latent_expansion import expand_latents
-from services.compute.kernels.latent_heads import absorb_queries, expand_values
-from services.compute.kernels.latent_prefill import ChunkQueries
-from services.compute.kernels.rotate_and_store import RotaryTables
-from services.compute.kernels.step_buffers import AttentionCall
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.mla.hopper_expanded import expanded_chunk_attention
+from services.compute.kernels.mla.latent_entries import LatentNorms, store_latents
+from services.compute.kernels.mla.latent_expansion import expand_latents
+from services.compute.kernels.mla.latent_heads import absorb_queries, expand_values
+from services.compute.kernels.mla.latent_prefill import ChunkQueries
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
+from services.compute.kernels.step.step_buffers import AttentionCall
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.parts import LatentAttention
 from services.compute.layers.weighted_layers import AnyLinear

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from services.compute.distributed.ranks import Ranks
 from services.compute.distributed.symmetric import SymmetricBlock, default_group
-from services.compute.kernels.rank_rows import (
+from services.compute.kernels.ranks.rank_rows import (
     MAX_PROGRAMS,
     RankRows,
     add_up,
     share_best,
     side_by_side,
 )
-from services.compute.kernels.sample import VocabularyPart
+from services.compute.kernels.sampling.sample import VocabularyPart
 
 Delta: TypeAlias = Tensor | RankRows
 """What a part has added to the residual stream: the whole of it, or a summand of each rank."""
@@ -128,7 +128,7 @@ class RankSizes(NamedTuple):
 
 
 class SplitRanks:
-    """Ranks that meet in memory which all of them read and write (kernels/rank_rows.py).
+    """Ranks that meet in memory which all of them read and write (kernels/ranks/rank_rows.py).
 
     Up to `MAX_PROGRAMS` rows are added up by the launch of the norm behind them. Two tensors take
     turns, so that a rank that is ahead does not write to what others still read; every pass begins

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from services.compute.kernels.activations import act_mul, activate
-from services.compute.kernels.add_norm import NormedInput, add_norm
-from services.compute.kernels.combine_experts import WeightedRows, combine_experts
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
-from services.compute.kernels.rank_rows import RankRows
-from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
-from services.compute.kernels.step_buffers import AttentionCall, StepInputs
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.ranks.rank_rows import RankRows
+from services.compute.kernels.rows.activations import act_mul, activate
+from services.compute.kernels.rows.add_norm import NormedInput, add_norm
+from services.compute.kernels.rows.combine_experts import WeightedRows, combine_experts
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, RowForm, quantize_rows
+from services.compute.kernels.rows.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
+from services.compute.kernels.step.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.kernel_experts import ExpertProduct, ExpertRoom
 from services.compute.layers.kernel_latent import LatentStep, attend_latent

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import (
+from services.compute.kernels.kv.kv_format import (
     FP8,
     LayerFormat,
     quantize,
     quantize_latents,
 )
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.step.span import AttentionSpan
 from services.compute.layers.paged_cache import PagedCache
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import LayerFormat, LayerPages
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.kv.kv_format import LayerFormat, LayerPages
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.kv.transfer import Direction, PagePairs
 
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from services.compute.distributed.shard import HeadPart
-from services.compute.kernels.routing import HeldExperts, Routing
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.experts.routing import HeldExperts, Routing
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.weighted_layers import Embedding, Norm
 
 if TYPE_CHECKING:  # a kernel's, which the CPU has no Triton for
-    from services.compute.kernels.rank_rows import RankRows
+    from services.compute.kernels.ranks.rank_rows import RankRows
 
 L = TypeVar("L")
 """A linear map in the form in which a device multiplies by it."""

@@ -15,21 +15,21 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.hopper_matmul import hopper_gate_up, hopper_matmul
-from services.compute.kernels.hopper_matmul_config import HopperTiling
-from services.compute.kernels.matmul import matmul, tile_for
-from services.compute.kernels.matvec import gate_up, matvec, norm_gate_up, norm_matvec
-from services.compute.kernels.quantized_rows import RowForm
-from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
-from services.compute.kernels.skinny_matmul_config import (
+from services.compute.kernels.linear.hopper_matmul import hopper_gate_up, hopper_matmul
+from services.compute.kernels.linear.hopper_matmul_config import HopperTiling
+from services.compute.kernels.linear.matmul import matmul, tile_for
+from services.compute.kernels.linear.matvec import gate_up, matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.linear.skinny_matmul import skinny_gate_up, skinny_matmul
+from services.compute.kernels.linear.skinny_matmul_config import (
     MAX_TOKENS,
     SkinnyWork,
     skinny_gate_up_options,
     skinny_options,
 )
-from services.compute.kernels.summed_matmul import summed_matmul
+from services.compute.kernels.linear.summed_matmul import summed_matmul
+from services.compute.kernels.rows.add_norm import NormedInput
+from services.compute.kernels.rows.quantized_rows import RowForm
 from services.compute.layers.parts import Activation
 from services.compute.layers.weighted_layers import AnyLinear, Linear, SummedLinear
 

@@ -11,36 +11,40 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from services.compute.kernels.add_norm import NormedInput
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.hopper_int4 import hopper_int4
-from services.compute.kernels.hopper_int4_config import (
+from services.compute.kernels.linear.hopper_int4 import hopper_int4
+from services.compute.kernels.linear.hopper_int4_config import (
     MAX_MEASURED_ROWS,
     Int4Work,
     int4_config,
     int4_options,
     suits,
 )
-from services.compute.kernels.int4_matvec import int4_matvec, int4_row_config, walks_over
-from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
-from services.compute.kernels.matvec import (
+from services.compute.kernels.linear.int4_matvec import int4_matvec, int4_row_config, walks_over
+from services.compute.kernels.linear.integer_matvec import integer_matvec, integer_row_config
+from services.compute.kernels.linear.matvec import (
     gate_up,
     has_scale_a_row,
     matvec,
     norm_gate_up,
     norm_matvec,
 )
-from services.compute.kernels.packed_matmul import PackedConfig, packed_matmul, packed_options
-from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
-from services.compute.kernels.quantized_matmul import quantized_matmul
-from services.compute.kernels.quantized_matmul_config import (
+from services.compute.kernels.linear.packed_matmul import (
+    PackedConfig,
+    packed_matmul,
+    packed_options,
+)
+from services.compute.kernels.linear.packed_matvec import PackedRowConfig, packed_matvec
+from services.compute.kernels.linear.quantized_matmul import quantized_matmul
+from services.compute.kernels.linear.quantized_matmul_config import (
     fits_device,
     quantized_options,
     row_form,
 )
-from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.kernels.unpack import unpack
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.unpack import unpack
+from services.compute.kernels.rows.add_norm import NormedInput
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, RowForm
 from services.compute.layers.parts import Activation
 from services.compute.layers.products import FusedProduct, Product
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear

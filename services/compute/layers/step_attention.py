@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from services.compute.distributed.context import ALL_HERE, StoredTokens
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers.eager_attention import EagerAttention, Geometry, plan_attention
 from services.compute.layers.page_layers import Int64Array, layers_of
 from services.compute.layers.paged_cache import PagedCache

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import ConfigError
-from services.compute.kernels.hopper_int4_config import whole_zeros
-from services.compute.kernels.tree_sum import NUM_SEGMENTS
+from services.compute.kernels.linear.hopper_int4_config import whole_zeros
+from services.compute.kernels.ranks.tree_sum import NUM_SEGMENTS
 from services.compute.quantization.at_load import rounded_to_int8
 from services.compute.quantization.packed import Packed, Weight, can_multiply, filled
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from common.decoder_shape import DecoderShape
 from common.expert_shape import ExpertShape
 from services.compute.distributed.shard import WHOLE, Shard
-from services.compute.kernels.routing import Routing
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.experts.routing import Routing
+from services.compute.kernels.step.span import AttentionSpan
 from services.compute.layers.parts import (
     MLP,
     Activation,

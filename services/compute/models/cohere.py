@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.step.span import AttentionSpan
 from services.compute.layers.parts import Layer, ParallelLayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.decoder_shape import DecoderShape
-from services.compute.kernels.span import BEHIND_FIRST
+from services.compute.kernels.step.span import BEHIND_FIRST
 from services.compute.layers.parts import Hidden, Layer, Mixer, StepContext
 from services.compute.layers.weighted_layers import Embedding, LinearMaker, LinearMap, Norm
 from services.compute.models.builder import Builder

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from services.compute.kernels.routing import SMALLEST_SUM, Routing
+from services.compute.kernels.experts.routing import SMALLEST_SUM, Routing
 from services.compute.layers.parts import GatedMLP, LayerPart
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm

@@ -14,7 +14,7 @@ from torch import Tensor
 from common.errors import ModelError
 from services.compute.distributed.expert_balance import layout_of, num_turns, slot_table
 from services.compute.distributed.shard import Holders, Shard
-from services.compute.kernels.routing import HeldExperts, Routing
+from services.compute.kernels.experts.routing import HeldExperts, Routing
 from services.compute.models.safetensors_files import Stack
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Cut, Weight

@@ -10,7 +10,7 @@ from common.architectures import family_of, language_fields
 from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ModelError
 from services.compute.distributed.shard import WHOLE, Shard
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.step.span import AttentionSpan
 from services.compute.layers.rope import read_rope
 from services.compute.layers.weighted_layers import LinearMaker
 from services.compute.models.builder import Builder

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import ModelError
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer
 from services.compute.models.builder import Builder
 from services.compute.models.decoder import Decoder

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from services.compute.kernels.routing import Routing
+from services.compute.kernels.experts.routing import Routing
 from services.compute.layers.parts import Layer, LayerPart
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from services.compute.kernels.routing import Routing
+from services.compute.kernels.experts.routing import Routing
 from services.compute.layers.parts import Attention, Experts
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.distributed.shard import Shard
-from services.compute.kernels.add_norm import add_norm
-from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
-from services.compute.kernels.rotate_and_store import RotaryTables
-from services.compute.kernels.sample import VocabularyPart
-from services.compute.kernels.scale_logits import scale_logits
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.rows.add_norm import add_norm
+from services.compute.kernels.rows.quantized_rows import QuantizedRows, RowForm, quantize_rows
+from services.compute.kernels.rows.rotate_and_store import RotaryTables
+from services.compute.kernels.sampling.sample import VocabularyPart
+from services.compute.kernels.sampling.scale_logits import scale_logits
+from services.compute.kernels.step.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.kernel_context import ONE_CONTEXT, KernelContext
 from services.compute.layers.kernel_experts import ExpertProduct

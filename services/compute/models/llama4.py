@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
-from services.compute.kernels.routing import Routing
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.experts.routing import Routing
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers.parts import (
     Layer,
     LayerPart,

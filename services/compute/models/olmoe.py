@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.compute.kernels.routing import Routing
+from services.compute.kernels.experts.routing import Routing
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_STACKS

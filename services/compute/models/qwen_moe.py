@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.compute.kernels.routing import Routing
+from services.compute.kernels.experts.routing import Routing
 from services.compute.layers.parts import LayerPart
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder

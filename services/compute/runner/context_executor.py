@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from services.compute.distributed.context import MAX_DEALT, Deal, deal_chunk
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.step.step_buffers import (
     HEADER_INTS,
     NUM_DECODE_ROWS,
     NUM_KEPT_ROWS,

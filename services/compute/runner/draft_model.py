@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.sampling.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import PagedCache, copy_pages
 from services.compute.layers.step_attention import StepAttentions

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.messages.tokens import TokenLogprobs
-from services.compute.kernels.step_buffers import NUMBER_SHIFT
+from services.compute.kernels.step.step_buffers import NUMBER_SHIFT
 from services.compute.step import (
     DEVICE_TOKEN,
     Int32Array,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.step.span import AttentionSpan
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import copy_pages
 from services.compute.step import Int64Array

@@ -24,8 +24,8 @@ from services.compute.distributed.context import ALL_HERE, DealtTokens
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.distributed.stages import ONE_STAGE, Stages
 from services.compute.expert_counters import ExpertCounters, HostCounters
-from services.compute.kernels.slot_entries import packed_size as entries_size
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.sampling.slot_entries import packed_size as entries_size
+from services.compute.kernels.step.step_buffers import (
     GROUP_SHIFT,
     NUM_DECODE_ROWS,
     NUM_OWN,

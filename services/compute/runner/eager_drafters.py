@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from common.head_folder import HeadFolder
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.step.span import AttentionSpan
 from services.compute.layers.cpu_operations import operations_for
 from services.compute.layers.eager_attention import Geometry
 from services.compute.layers.step_attention import EagerAttentions

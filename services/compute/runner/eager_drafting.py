@@ -12,7 +12,7 @@ import torch
 from common.speculative import SpeculativeSettings
 from services.compute.distributed.context import ALL_HERE, StoredTokens
 from services.compute.distributed.ranks import ALONE, Ranks
-from services.compute.kernels.slot_entries import read_entries
+from services.compute.kernels.sampling.slot_entries import read_entries
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.eager_decoder import SeenStates
 from services.compute.runner.page_room import PageRoom
@@ -45,8 +45,8 @@ NOT_LOOKED = Found(NO_IDS, NO_IDS)
 
 
 class EagerDrafting:
-    """Before the rows of each step and behind its draws; `kernels.draft_tokens` is what comes
-    behind them in one launch."""
+    """Before the rows of each step and behind its draws; `kernels.drafts.draft_tokens` is what
+    comes behind them in one launch."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.head_folder import HeadFolder
-from services.compute.kernels.span import FULL
+from services.compute.kernels.step.span import FULL
 from services.compute.layers.eager_attention import Geometry
 from services.compute.layers.eager_step import RopeTables
 from services.compute.layers.paged_cache import CacheLayout, PagedCache

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.compute.kernels.step_buffers import NUM_ROWS
+from services.compute.kernels.step.step_buffers import NUM_ROWS
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.uploads import StepUpload

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from services.compute.distributed.ranks import ALONE
-from services.compute.kernels.slot_entries import SlotEntry
-from services.compute.kernels.span import BehindFirst
+from services.compute.kernels.sampling.slot_entries import SlotEntry
+from services.compute.kernels.step.span import BehindFirst
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.eager_attention import EagerAttention, Geometry, plan_attention
 from services.compute.layers.eager_step import EagerStep, RopeTables

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from common.head_folder import HeadFolder
 from common.quantization import read_quantization
-from services.compute.kernels.kv_format import LayerFormat
+from services.compute.kernels.kv.kv_format import LayerFormat
 from services.compute.layers.weighted_layers import LinearMaker, LinearMap
 from services.compute.models.builder import Builder
 from services.compute.models.draft_head import DraftHead, HeadSource, ModelEnds

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from torch import Tensor
 
-from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.sampling.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.medusa import MedusaHeads
 from services.compute.runner.drafter_pages import HiddenPages

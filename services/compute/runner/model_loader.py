@@ -25,8 +25,8 @@ from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import ALONE, Ranks
 from services.compute.distributed.shard import ExpertPlacement, HeadPart, Shard
 from services.compute.distributed.stages import ONE_STAGE, Stages
-from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.kv.kv_format import FP8, INT8, LayerFormat
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVGroup, KVMemory
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.weighted_layers import LinearMaker

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from services.compute.expert_counters import ExpertCounters
-from services.compute.kernels.slot_entries import entries_that_fit, pack_entries
+from services.compute.kernels.sampling.slot_entries import entries_that_fit, pack_entries
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.draft_rows import folded, spread_masks
 from services.compute.runner.executor import Executor, UploadKind

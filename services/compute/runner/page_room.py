@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.compute.kernels.step_buffers import GROUP_SHIFT
+from services.compute.kernels.step.step_buffers import GROUP_SHIFT
 from services.compute.runner.uploads import StepUpload
 from services.compute.step import Int64Array
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from services.compute.expert_counters import ExpertCounters
-from services.compute.kernels.step_buffers import NUM_ROWS
+from services.compute.kernels.step.step_buffers import NUM_ROWS
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.frames import TRANSFER, TRANSFERRED, transfer_ints

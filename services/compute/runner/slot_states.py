@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.step.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_KEPT_ROWS,
     NUM_TOKENS,
@@ -54,7 +54,7 @@ NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
 
 
 class SlotStates:
-    """What stays from step to step, by slot; the reference is `kernels.step_input`."""
+    """What stays from step to step, by slot; the reference is `kernels.step.step_input`."""
 
     def __init__(self, num_slots: int, max_drafts: int = 0) -> None:
         self.drafts_NK = np.full((num_slots, max_drafts + 1), NO_DRAFT, dtype=np.int64)

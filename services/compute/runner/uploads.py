@@ -1,9 +1,9 @@
 """Uploads: a step as the int32 that are all a runner needs to execute it.
 
-Three kinds go to an executor in this order: what new sequences bring (`kernels.slot_entries`), the
-step (`kernels.step_buffers`, with a tail for the host), and the masks of its structured samples.
-They hold no references, so that they can be one copy to the device, sent to other ranks or kept in
-a recording.
+Three kinds go to an executor in this order: what new sequences bring
+(`kernels.sampling.slot_entries`), the step (`kernels.step.step_buffers`, with a tail for the host),
+and the masks of its structured samples. They hold no references, so that they can be one copy to
+the device, sent to other ranks or kept in a recording.
 
 Shape legend: R rows, T tokens, S samples, N slot rows, W words of a slot, G rows of mask bits,
 M words of such a row, V vocabulary.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.compute.kernels.slot_words import FIRST_FORCED, NO_MASK, NUM_WORDS, VOID_MASK
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.step.slot_words import FIRST_FORCED, NO_MASK, NUM_WORDS, VOID_MASK
+from services.compute.kernels.step.step_buffers import (
     GROUP_SHIFT,
     HEADER_INTS,
     NUM_GIVEN_DRAFTS,

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
-from services.compute.kernels.draft_tokens import DRAFT_WORDS
-from services.compute.kernels.enter_slots import enter_slots
-from services.compute.kernels.logits_processors import (
+from services.compute.kernels.drafts.draft_tokens import DRAFT_WORDS
+from services.compute.kernels.sampling.enter_slots import enter_slots
+from services.compute.kernels.sampling.logits_processors import (
     DraftedRows,
     ProcessorTables,
     process_logits,
 )
-from services.compute.kernels.logprobs import (
+from services.compute.kernels.sampling.logprobs import (
     CHOSEN,
     NUM_SCORED,
     RESULT_WORDS,
@@ -31,10 +31,10 @@ from services.compute.kernels.logprobs import (
     LogprobScratch,
     logprobs,
 )
-from services.compute.kernels.sample import SampleScratch, VocabularyPart, sample_tokens
-from services.compute.kernels.slot_words import MaskRows, ProcessedLogits, SampleRows
-from services.compute.kernels.step_buffers import Resident, StepInputs
-from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
+from services.compute.kernels.sampling.sample import SampleScratch, VocabularyPart, sample_tokens
+from services.compute.kernels.sampling.top_k_top_p import TopKTopPScratch, top_k_top_p
+from services.compute.kernels.step.slot_words import MaskRows, ProcessedLogits, SampleRows
+from services.compute.kernels.step.step_buffers import Resident, StepInputs
 from services.compute.sampling.slots import Variant
 from services.compute.step import BoolArray, Int32Array
 

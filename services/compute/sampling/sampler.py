@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
-from services.compute.kernels import slot_words as words
-from services.compute.kernels.slot_entries import read_entries
+from services.compute.kernels.sampling.slot_entries import read_entries
+from services.compute.kernels.step import slot_words as words
 from services.compute.sampling.logits_processors import (
     PenaltyRows,
     apply_min_p,

@@ -9,8 +9,8 @@ from enum import IntEnum
 import numpy as np
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels import slot_words as words
-from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.sampling.slot_entries import SlotEntry
+from services.compute.kernels.step import slot_words as words
 from services.compute.step import (
     MAX_BIAS,
     MAX_STOP_IDS,

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from common.speculative import SpeculativeSettings
-from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.sampling.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.speculative.draft_counts import NGRAM, PREDICTION
 from services.compute.speculative.drafter import ChunkRows, DecodeRows
@@ -29,8 +29,8 @@ from services.compute.step import NO_IDS, Int32Array, Int64Array
 
 
 class NgramDrafter:
-    """Looks up drafts as soon as it is known what they follow; `kernels.draft_tokens` is the same
-    on a GPU."""
+    """Looks up drafts as soon as it is known what they follow; `kernels.drafts.draft_tokens` is the
+    same on a GPU."""
 
     def __init__(self, num_slots: int, max_positions: int, settings: SpeculativeSettings) -> None:
         self._settings = settings

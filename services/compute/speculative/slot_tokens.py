@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.sampling.slot_entries import SlotEntry
 from services.compute.step import NO_IDS, Int32Array, Int64Array
 
 

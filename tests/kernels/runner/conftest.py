@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from services.compute.kernels.matvec_config import MatvecConfig
+from services.compute.kernels.linear.matvec_config import MatvecConfig
 
 WHOLE = MatvecConfig(rows=128, num_warps=4)
 EXTRA_PROGRAMS = 4
@@ -19,7 +19,9 @@ def few_programs(device: torch.device) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if device.type == "cpu":
             for name in ("matvec_config", "gate_up_config"):
-                patch.setattr(f"services.compute.kernels.matvec.{name}", lambda *_, **__: WHOLE)
-            for module in ("runner.cuda.device_model", "kernels.latent_tiling"):
+                patch.setattr(
+                    f"services.compute.kernels.linear.matvec.{name}", lambda *_, **__: WHOLE
+                )
+            for module in ("runner.cuda.device_model", "kernels.mla.latent_tiling"):
                 patch.setattr(f"services.compute.{module}.EXTRA_PROGRAMS", EXTRA_PROGRAMS)
         yield

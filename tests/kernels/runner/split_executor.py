@@ -17,9 +17,9 @@ from torch import Tensor
 from services.compute.config import ComputeSettings
 from services.compute.distributed.stages import ONE_STAGE, Stages
 from services.compute.expert_counters import ExpertCounters
-from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.sample import SampleScratch, VocabularyPart
-from services.compute.kernels.step_buffers import NUM_OWN, NUM_SAMPLES, NUM_TOKENS
+from services.compute.kernels.kv.kv_format import LayerPages
+from services.compute.kernels.sampling.sample import SampleScratch, VocabularyPart
+from services.compute.kernels.step.step_buffers import NUM_OWN, NUM_SAMPLES, NUM_TOKENS
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.kernel_context import (
     ONE_CONTEXT,

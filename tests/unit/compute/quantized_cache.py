@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from services.compute.kernels.kv_format import quantize
+from services.compute.kernels.kv.kv_format import quantize
 from tests.unit.compute.tiny_models import VOCAB_SIZE
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.compute.kernels.slot_entries import pack_entries, packed_size
+from services.compute.kernels.sampling.slot_entries import pack_entries, packed_size
 from services.compute.sampling.sampler import Sampler
 from services.compute.sampling.slots import slots_of
 from services.compute.step import SlotDelta

@@ -11,7 +11,7 @@ import torch
 from common.messages.experts import ExpertLoad
 from services.compute.config import ComputeSettings
 from services.compute.expert_counters import INTERVAL_S, ExpertReport
-from services.compute.kernels.routing import Routing, route
+from services.compute.kernels.experts.routing import Routing, route
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.warm_up import warm_up
 from tests.unit.compute.cpu_runners import load_on_cpu

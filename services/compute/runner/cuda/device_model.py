@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from services.compute.distributed.ranks import ALONE, Ranks
+from services.compute.kernels.attention.decode_plan import EXTRA_PROGRAMS, DecodeWork, rows_together
+from services.compute.kernels.attention.prefill_plan import PrefillWork
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.decode_plan import EXTRA_PROGRAMS, DecodeWork, rows_together
-from services.compute.kernels.draft_tokens import DraftRule
-from services.compute.kernels.hopper_int4_config import Int4Work
-from services.compute.kernels.hopper_matmul_config import HopperTiling
-from services.compute.kernels.hopper_prefill import HOPPER
-from services.compute.kernels.latent_expansion import StepKeys
-from services.compute.kernels.latent_tiling import head_tiles, programs_at_once
-from services.compute.kernels.prefill_plan import PrefillWork
-from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits
-from services.compute.kernels.step_buffers import StepInputs
-from services.compute.kernels.tree_sum import NUM_SEGMENTS
+from services.compute.kernels.drafts.draft_tokens import DraftRule
+from services.compute.kernels.hopper import HOPPER
+from services.compute.kernels.linear.hopper_int4_config import Int4Work
+from services.compute.kernels.linear.hopper_matmul_config import HopperTiling
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.linear.skinny_matmul_config import fits_device as skinny_fits
+from services.compute.kernels.mla.latent_expansion import StepKeys
+from services.compute.kernels.mla.latent_tiling import head_tiles, programs_at_once
+from services.compute.kernels.ranks.tree_sum import NUM_SEGMENTS
+from services.compute.kernels.step.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import (
     OVER_KEYS_AND_VALUES,
     OVER_LATENTS,

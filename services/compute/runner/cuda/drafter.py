@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 from services.compute.kernels.choices import Choices
-from services.compute.kernels.draft_tokens import DraftRule
-from services.compute.kernels.slot_words import SampleRows
-from services.compute.kernels.step_buffers import Resident, StepInputs
+from services.compute.kernels.drafts.draft_tokens import DraftRule
+from services.compute.kernels.step.slot_words import SampleRows
+from services.compute.kernels.step.step_buffers import Resident, StepInputs
 from services.compute.kv.transfer import Direction
 from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.runner.cuda.device_model import MachineSizes

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from services.compute.expert_counters import ExpertCounters
-from services.compute.kernels.draft_tokens import said_drafts, unpack_drafts
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.drafts.draft_tokens import said_drafts, unpack_drafts
+from services.compute.kernels.step.step_buffers import (
     HEADER_INTS,
     NUM_DECODE_ROWS,
     NUM_ROWS,

@@ -16,16 +16,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.compute.kernels.draft_passes import SmallSizes, plan_reading, take_chunks
-from services.compute.kernels.head_passes import (
+from services.compute.kernels.drafts.draft_passes import SmallSizes, plan_reading, take_chunks
+from services.compute.kernels.drafts.head_passes import (
     HeadRows,
     find_states,
     keep_states,
     plan_head_pass,
     take_states,
 )
-from services.compute.kernels.kv_format import LayerFormat
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.kv.kv_format import LayerFormat
+from services.compute.kernels.step.step_buffers import StepInputs
 from services.compute.kv.transfer import Direction
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache

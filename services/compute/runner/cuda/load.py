@@ -27,8 +27,8 @@ from services.compute.kernels.choice_files import (
     read,
     read_own,
 )
-from services.compute.kernels.draft_tokens import DraftRule
-from services.compute.kernels.tree_sum import NUM_SEGMENTS
+from services.compute.kernels.drafts.draft_tokens import DraftRule
+from services.compute.kernels.ranks.tree_sum import NUM_SEGMENTS
 from services.compute.layers.expert_link import (
     ExpertLink,
     SymmetricLink,

@@ -10,7 +10,7 @@ import torch
 from common.errors import ConfigError
 from common.head_folder import HeadFolder
 from common.speculative import WHERE
-from services.compute.kernels.tree_sum import NUM_SEGMENTS
+from services.compute.kernels.ranks.tree_sum import NUM_SEGMENTS
 from services.compute.layers.weighted_layers import AnyLinear, KernelLinears
 from services.compute.models.decoder import Decoder
 from services.compute.models.draft_head import ModelEnds

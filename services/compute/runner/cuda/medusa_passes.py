@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.draft_passes import SmallSizes
-from services.compute.kernels.head_passes import HeadRows, plan_head_pass, take_states
-from services.compute.kernels.span import FULL
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.drafts.draft_passes import SmallSizes
+from services.compute.kernels.drafts.head_passes import HeadRows, plan_head_pass, take_states
+from services.compute.kernels.step.span import FULL
+from services.compute.kernels.step.step_buffers import StepInputs
 from services.compute.kv.transfer import Direction
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.models.medusa import MedusaHeads

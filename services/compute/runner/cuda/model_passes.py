@@ -10,8 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.compute.kernels.draft_passes import SmallSizes, plan_pass, plan_reading, take_chunks
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.drafts.draft_passes import (
+    SmallSizes,
+    plan_pass,
+    plan_reading,
+    take_chunks,
+)
+from services.compute.kernels.step.step_buffers import StepInputs
 from services.compute.kv.transfer import Direction
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache

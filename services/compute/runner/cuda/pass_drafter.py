@@ -21,12 +21,12 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from services.compute.kernels.draft_passes import DraftPasses, begin_drafts, keep_guesses
-from services.compute.kernels.draft_tokens import SlotTexts, draft_tokens, remember_tokens
-from services.compute.kernels.slot_words import SampleRows
-from services.compute.kernels.step_buffers import StepInputs
-from services.compute.kernels.step_deltas import apply_deltas
-from services.compute.kernels.step_input import unpack_step
+from services.compute.kernels.drafts.draft_passes import DraftPasses, begin_drafts, keep_guesses
+from services.compute.kernels.drafts.draft_tokens import SlotTexts, draft_tokens, remember_tokens
+from services.compute.kernels.step.slot_words import SampleRows
+from services.compute.kernels.step.step_buffers import StepInputs
+from services.compute.kernels.step.step_deltas import apply_deltas
+from services.compute.kernels.step.step_input import unpack_step
 from services.compute.kv.transfer import Direction
 from services.compute.runner.cuda.buckets import bucket_of, row_buckets
 from services.compute.runner.cuda.drafter import Launch, MachineParts

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from common.model_folder import Pooling
-from services.compute.kernels.pool import ROW_WORDS, pool
+from services.compute.kernels.rows.pool import ROW_WORDS, pool
 from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.runner.cuda.staging import Results, SliceStaging
 from services.compute.runner.cuda.stream import DeviceStream
@@ -25,7 +25,7 @@ HEADER_INTS = 8  # of which the first says how many rows there are
 
 
 TableRow: TypeAlias = tuple[int, int, int, int, int]
-"""A row of the table of `kernels.pool`."""
+"""A row of the table of `kernels.rows.pool`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Pooler:
     """Adds the hidden states that a forward pass left to the sums of their slots.
 
     The block of a slice holds a header, the tokens whose hidden states are normalised, and the
-    table of `kernels.pool`, whose `first` counts within the slice.
+    table of `kernels.rows.pool`, whose `first` counts within the slice.
     """
 
     def __init__(

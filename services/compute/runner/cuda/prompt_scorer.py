@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.compute.kernels.logprobs import (
+from services.compute.kernels.sampling.logprobs import (
     CHOSEN,
     RANK,
     RESULT_WORDS,
@@ -20,13 +20,13 @@ from services.compute.kernels.logprobs import (
     LogprobScratch,
     logprobs,
 )
-from services.compute.kernels.slot_words import (
+from services.compute.kernels.step.slot_words import (
     MAX_TOP_LOGPROBS,
     NUM_LOGPROBS,
     NUM_WORDS,
     SampleRows,
 )
-from services.compute.kernels.step_buffers import NUM_COUNTS, NUM_SAMPLES
+from services.compute.kernels.step.step_buffers import NUM_COUNTS, NUM_SAMPLES
 from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.runner.cuda.staging import Results, SliceStaging
 from services.compute.runner.cuda.stream import DeviceStream

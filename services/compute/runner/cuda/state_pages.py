@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.compute.kernels.head_passes import keep_states
+from services.compute.kernels.drafts.head_passes import keep_states
 from services.compute.runner.cuda.drafter import MachineParts, lent_group
 
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.distributed.ranks import NO_GROUPS, RankGroups
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
-from services.compute.kernels.slot_entries import packed_size as entries_size
-from services.compute.kernels.slot_words import NUM_WORDS
-from services.compute.kernels.step_buffers import Resident, StepInputs
-from services.compute.kernels.step_deltas import apply_deltas
-from services.compute.kernels.step_input import unpack_step
+from services.compute.kernels.sampling.slot_entries import packed_size as entries_size
+from services.compute.kernels.step.slot_words import NUM_WORDS
+from services.compute.kernels.step.step_buffers import Resident, StepInputs
+from services.compute.kernels.step.step_deltas import apply_deltas
+from services.compute.kernels.step.step_input import unpack_step
 from services.compute.layers.kernel_context import ContextSizes, kernel_context
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import PagedCache

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from services.compute.kernels.draft_tokens import SlotTexts, draft_tokens, remember_tokens
-from services.compute.kernels.slot_words import SampleRows
+from services.compute.kernels.drafts.draft_tokens import SlotTexts, draft_tokens, remember_tokens
+from services.compute.kernels.step.slot_words import SampleRows
 from services.compute.kv.transfer import Direction
 from services.compute.runner.cuda.drafter import Launch, MachineParts
 from services.compute.sampling.device_sampler import DeviceSampler

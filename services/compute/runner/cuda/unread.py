@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.compute.kernels.slot_words import MOST_PLAIN
-from services.compute.kernels.step_buffers import (
+from services.compute.kernels.step.slot_words import MOST_PLAIN
+from services.compute.kernels.step.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_KEPT_ROWS,
     NUM_ROWS,

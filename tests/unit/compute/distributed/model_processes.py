@@ -24,7 +24,7 @@ from services.compute.distributed import context
 from services.compute.distributed.gloo import GlooRanks
 from services.compute.distributed.ranks import Ranks
 from services.compute.distributed.shard import Shard
-from services.compute.kernels.tree_sum import tree_sum
+from services.compute.kernels.ranks.tree_sum import tree_sum
 from services.compute.models import weights
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.pipeline import PipelineExecutor

@@ -14,7 +14,7 @@ from torch import Tensor
 from services.compute.config import ComputeSettings
 from services.compute.distributed.ranks import Ranks
 from services.compute.expert_counters import ExpertCounters
-from services.compute.kernels.tree_sum import tree_sum
+from services.compute.kernels.ranks.tree_sum import tree_sum
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.eager import EagerTicket
 from services.compute.runner.executor import Executor, UploadKind

@@ -17,7 +17,7 @@ from services.compute.distributed.expert_balance import (
     slot_table,
 )
 from services.compute.distributed.shard import ExpertPlacement, Holders, even
-from services.compute.kernels.routing import NOWHERE
+from services.compute.kernels.experts.routing import NOWHERE
 from tests.cases import num_cases
 
 

@@ -23,9 +23,9 @@ from services.compute.kernels.choice_files import (
     write,
 )
 from services.compute.kernels.choices import Key, Measured
-from services.compute.kernels.hopper_int4_config import Int4Config
-from services.compute.kernels.packed_matmul import PackedConfig
-from services.compute.kernels.skinny_matmul_config import SkinnyConfig
+from services.compute.kernels.linear.hopper_int4_config import Int4Config
+from services.compute.kernels.linear.packed_matmul import PackedConfig
+from services.compute.kernels.linear.skinny_matmul_config import SkinnyConfig
 
 DEVICE = "NVIDIA H200"
 SKINNY = Key("skinny_matmul", "bfloat16", 6144, 4096, 16)

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from services.compute.kernels.span import AttentionSpan
+from services.compute.kernels.step.span import AttentionSpan
 from services.compute.kv.memory import KVMemory, PageKind
 from services.compute.kv.page_table import PageTable, PageTables, Paths, WindowTable, make_table
 from tests.cases import num_cases

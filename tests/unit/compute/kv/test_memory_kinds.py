@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.page_table import PageTable, PageTables, make_table
 from services.compute.kv.prefix_tree import Node

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.compute.kernels.kv_format import FP8, INT8, LayerFormat, quantize
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.kv.kv_format import FP8, INT8, LayerFormat, quantize
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers import eager_attention
 from services.compute.layers.eager_attention import (
     AttentionWork,

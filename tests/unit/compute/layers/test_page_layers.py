@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.compute.kernels.kv_format import FP8, INT8, LARGEST, LayerFormat, dequantize
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.kv.kv_format import FP8, INT8, LARGEST, LayerFormat, dequantize
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers.page_layers import decode, layers_of
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from tests.spans import spans_of

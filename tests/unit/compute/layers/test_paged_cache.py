@@ -9,8 +9,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.compute.kernels.kv_format import FP8, LayerFormat
-from services.compute.kernels.span import FULL
+from services.compute.kernels.kv.kv_format import FP8, LayerFormat
+from services.compute.kernels.step.span import FULL
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import CacheLayout, PagedCache, copy_pages
 from services.compute.step import int32_array

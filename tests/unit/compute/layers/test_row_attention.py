@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.kv_format import LayerFormat
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.kv.kv_format import LayerFormat
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers import row_attention
 from services.compute.layers.eager_attention import EagerAttention, Geometry
 from services.compute.layers.paged_cache import CacheLayout, PagedCache

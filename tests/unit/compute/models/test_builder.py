@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.decoder_shape import DecoderShape
 from common.errors import ModelError
-from services.compute.kernels.span import FULL, AttentionSpan
+from services.compute.kernels.step.span import FULL, AttentionSpan
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import Rope, RopeDefaults, RopeSpec, rotate
 from services.compute.layers.weighted_layers import KernelLinears, Linear

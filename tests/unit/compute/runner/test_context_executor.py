@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from services.compute.config import ComputeSettings
 from services.compute.distributed import context
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, NUM_OWN, NUM_TOKENS
+from services.compute.kernels.step.step_buffers import NUM_DECODE_ROWS, NUM_OWN, NUM_TOKENS
 from services.compute.models import weights
 from services.compute.runner.context_executor import Dealer
 from services.compute.runner.packing_runner import PackingRunner

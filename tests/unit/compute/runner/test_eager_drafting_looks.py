@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.speculative import SpeculativeSettings
-from services.compute.kernels.slot_entries import SlotEntry, pack_entries
+from services.compute.kernels.sampling.slot_entries import SlotEntry, pack_entries
 from services.compute.runner.eager_drafting import LOOK_EVERY, PATIENCE, EagerDrafting
 from services.compute.runner.slot_states import NO_ROWS, SlotStates
 from services.compute.speculative.ngram import NgramDrafter

@@ -13,7 +13,7 @@ from torch import Tensor
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.distributed import context
-from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.sampling.slot_entries import SlotEntry
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.models.draft_head import ModelEnds
 from services.compute.runner import drafter_pages, eager, read_rows

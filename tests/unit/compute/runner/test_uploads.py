@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.slot_words import NO_MASK, NUM_WORDS, VOID_MASK
-from services.compute.kernels.step_buffers import GROUP_SHIFT, HEADER_INTS
+from services.compute.kernels.step.slot_words import NO_MASK, NUM_WORDS, VOID_MASK
+from services.compute.kernels.step.step_buffers import GROUP_SHIFT, HEADER_INTS
 from services.compute.runner.uploads import (
     NO_SLOT_ROWS,
     VARIANT,

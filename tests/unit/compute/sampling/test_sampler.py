@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from common.messages.sampling import GrammarSpec, SamplingParams
-from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS
+from services.compute.kernels.step.slot_words import MAX_TOP_LOGPROBS
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import SlotDelta, int32_array
 from tests.unit.compute.sampling_slots import take_slots

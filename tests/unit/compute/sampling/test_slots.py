@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec, SamplingParams
-from services.compute.kernels import slot_words as words
+from services.compute.kernels.step import slot_words as words
 from services.compute.sampling.slots import known_bias, slot_words
 from services.compute.step import SlotDelta
 

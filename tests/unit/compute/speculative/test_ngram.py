@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from common.speculative import SpeculativeSettings
-from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.kernels.sampling.slot_entries import SlotEntry
 from services.compute.speculative.draft_counts import NGRAM, PREDICTION
 from services.compute.speculative.ngram import NgramDrafter
 from services.compute.step import NO_IDS, int32_array

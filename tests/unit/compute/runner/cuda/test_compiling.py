@@ -16,9 +16,9 @@ import pytest
 import torch
 from triton.runtime.cache import get_cache_manager
 
-from services.compute.kernels.kv_format import LayerFormat
-from services.compute.kernels.span import FULL
-from services.compute.kernels.step_buffers import page_stride
+from services.compute.kernels.kv.kv_format import LayerFormat
+from services.compute.kernels.step.span import FULL
+from services.compute.kernels.step.step_buffers import page_stride
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.runner.cuda import compiling, forked
 from services.compute.runner.cuda.compiling import Kernels

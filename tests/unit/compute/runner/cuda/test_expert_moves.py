@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.distributed.expert_balance import Layout, slot_table
-from services.compute.kernels.routing import HeldExperts, Routing
+from services.compute.kernels.experts.routing import HeldExperts, Routing
 from services.compute.layers.expert_link import expert_pieces
 from services.compute.layers.parts import Experts
 from services.compute.layers.weighted_layers import AnyLinear, KernelLinears

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from services.compute.kernels.slot_words import MOST_PLAIN
+from services.compute.kernels.step.slot_words import MOST_PLAIN
 from services.compute.runner.cuda.unread import NOTHING, DraftWork, FirstPass, Unread
 from services.compute.runner.uploads import NO_SLOT_ROWS, NUM_WORDS, StepPacker, StepUpload
 from services.compute.step import DEVICE_TOKEN, NO_IDS, StepPlan, int32_array
