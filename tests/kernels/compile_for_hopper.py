@@ -88,6 +88,7 @@ class Launch(NamedTuple):
     boxes: dict[str, str]
     constants: dict[str, Any]
     max_registers: int = hopper.MAX_REGISTERS
+    num_warps: int = 4
 
 
 def box(shape: list[int], layout: Any = hopper.SWIZZLED, dtype: str = "bf16") -> str:
@@ -212,13 +213,15 @@ def fp8_row(num_in: int) -> Launch:
 
 def int4_row(num_in: int) -> Launch:
     """With zeros, a bias and scales of groups of the row."""
-    types = {"x_ptr": "*i32", "scale_ptr": "*fp16", "zero_ptr": "*fp16"}
+    config = int4_matvec.int4_row_config(num_in)
+    types = {"x_ptr": "*i32", "scale_ptr": "*bf16", "zero_ptr": "*bf16"}
     types |= {"x_scale_ptr": "*fp32", "x_sum_ptr": "*fp32"}
     constants: dict[str, Any] = {
         "NUM_OUT": 6144, "NUM_IN": num_in, "GROUP": 128, "PROGRAMS": 264, "BY_GROUP": True,
         "PDL": True,
     }  # fmt: skip
-    return Launch(int4_matvec._int4_matvec_kernel, types, constants, 255)
+    kernel = int4_matvec._int4_matvec_kernel
+    return Launch(kernel, types, constants, config.max_registers, config.num_warps)
 
 
 LAUNCHES = {
@@ -236,7 +239,7 @@ LAUNCHES = {
 
 def assembly(name: str, size: int) -> str:
     """Of one kernel."""
-    kernel, boxes, constants, max_registers = LAUNCHES[name](size)
+    kernel, boxes, constants, max_registers, num_warps = LAUNCHES[name](size)
     constants = {
         "SHARED": hopper.SWIZZLED,
         "ATTENDING": hopper.ATTENDING_REGISTERS,
@@ -250,7 +253,7 @@ def assembly(name: str, size: int) -> str:
         {places[name]: value for name, value in constants.items() if name in places},
         attrs={places[name]: [["tt.divisibility", 16]] for name in POINTERS if name in places},
     )
-    options = {"num_warps": 4, "maxnreg": max_registers}
+    options = {"num_warps": num_warps, "maxnreg": max_registers}
     return str(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
 
 

@@ -9,7 +9,7 @@ import sys
 SIZES = {
     "prefill": 96, "widened": 96, "expanded": 128, "latent_decode": 64, "gate_up": 160,
     "matmul": 160, "int4": 128, "fp8_row": 5120,
-    "int4_row": 14336,
+    "int4_row": 11008,
 }  # fmt: skip
 
 

@@ -209,7 +209,7 @@ class QuantizedProduct:
         num_tokens = rows.shape[0]
         if num_tokens == 1:
             if walks_over(weight):
-                walk = int4_row_config(weight)
+                walk = int4_row_config(weight.num_inputs)
                 int4_matvec(rows, weight, bias_O, out_TO, walk, pdl=self._pdl)
             else:
                 row_config = integer_row_config(weight)

@@ -41,7 +41,7 @@ ROWS = gl.constexpr(4)
 """Of a quad."""
 
 MOST_CHUNKS = 8
-"""Of a warp, which has codes and inputs of them in 16 registers each."""
+"""Of a warp: codes and inputs of each take 16 registers of a thread."""
 
 MOST_WARPS = 8
 
@@ -61,9 +61,9 @@ class Int4RowConfig:
     max_registers: int
 
 
-def int4_row_config(weight: Packed) -> Int4RowConfig:
+def int4_row_config(num_in: int) -> Int4RowConfig:
     """By a sweep on an H200 (benchmarks/results/gpu_packed.md)."""
-    chunks = triton.cdiv(weight.num_inputs, CHUNK.value)
+    chunks = triton.cdiv(num_in, CHUNK.value)
     if chunks <= 8:
         return Int4RowConfig(5, 4, 96)
     if chunks <= 16:
@@ -85,11 +85,13 @@ def walks_over(weight: Packed) -> bool:
         and weight.kind == "int4"
         and scales_OG.shape[1] > 1
         and weight.group_size % PART.value == 0
-        and scales_OG.stride(0) == 1
         and num_out % ROWS.value == 0
+        and scales_OG.stride() == (1, num_out)
+        and (weight.zeros_OG is None or weight.zeros_OG.stride() == (1, num_out))
     )
 
 
+# All threads of a warp have to take part, which they do: what comes of it, all of them add up.
 # Codes of two weight rows ($2 to $5, $6 to $9) times both planes of the inputs of lower halves of
 # bytes ($10 to $13) and upper ones: the sums of each row.
 _MULTIPLY = gl.constexpr(
