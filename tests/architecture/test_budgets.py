@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (11_270, 75),
     "services/router": (14_800, 87),
     "services/tokenizer": (3_913, 20),
-    "services/compute": (51_890, 339),
+    "services/compute": (52_130, 340),
     "services/detokenizer": (2_930, 18),
     "services/launcher": (2_836, 19),
     "services/commands": (1_733, 10),
     "services/bench": (630, 4),
-    "services": (78_985, 500),
+    "services": (79_225, 501),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -20,13 +20,20 @@ from services.compute.kernels.cpu.dots import (
     FOUR,
     HAS_AMX,
     HAS_DOTS,
+    HAS_PAIRS,
     HAS_VNNI,
     LANES,
     NUMBERS,
+    PAIRED,
     PANEL,
     ZERO,
 )
-from services.compute.kernels.cpu.graph import add_bias, product, product_of_codes
+from services.compute.kernels.cpu.graph import (
+    add_bias,
+    product,
+    product_of_codes,
+    product_of_pairs,
+)
 from services.compute.kernels.cpu.products import (
     BFLOAT16,
     MIDDLE,
@@ -34,6 +41,7 @@ from services.compute.kernels.cpu.products import (
     multiply_codes,
     multiply_halves,
     multiply_numbers,
+    multiply_pairs,
     multiply_panels,
     multiply_vectors,
 )
@@ -59,12 +67,13 @@ ROOM_ROWS = 64
 """Rows that are multiplied at once: with 16 a prompt waits for memory, as each reads the weight."""
 
 
-ROW_CODES = {
-    multiply_bytes: torch.int16,
-    multiply_panels: torch.int8,
-    multiply_halves: torch.int8,
+ROWS_FOR = {
+    multiply_bytes: (product_of_codes, torch.int16),
+    multiply_panels: (product_of_codes, torch.int8),
+    multiply_halves: (product_of_codes, torch.int8),
+    multiply_pairs: (product_of_pairs, torch.bfloat16),
 }
-"""What rows are made into where they are no numbers."""
+"""What makes rows into what, where it is no float32."""
 
 
 class Parts(NamedTuple):
@@ -118,8 +127,7 @@ class FewRows:
         self._num_out, num_in = shape
         self._bias_O = None if bias_O is None else bias_O.to(torch.bfloat16).contiguous()
         self._multiply = worker.address
-        dtype = ROW_CODES.get(worker, torch.float32)
-        self._product = product_of_codes if worker in ROW_CODES else product
+        self._product, dtype = ROWS_FOR.get(worker, (product, torch.float32))
         num_steps = num_in // LANES if dtype == torch.int8 else 1
         x, edge = rooms.of("x", num_in, dtype), rooms.of("edge", PANEL, torch.bfloat16)
         steps, sums = rooms.of("steps", num_steps), rooms.of("sums", num_steps)
@@ -246,9 +254,12 @@ class CompiledLinears(CpuLinears):
         return ByRows(few, self._many_rows_of_bytes(rounded, bias_O), FEW_ROWS)
 
     def _of_numbers(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
+        shape = len(weight_OI), weight_OI.shape[1]
+        if HAS_PAIRS and not HAS_AMX and not shape[1] % PAIRED:
+            panels = number_parts(weight_OI, self._side.put)
+            return FewRows(multiply_pairs, panels, shape, bias_O, self._rooms)
         if not self._widens and not self._keep_dense:
             return self._dense(weight_OI, bias_O)  # it has the weight in an order of its own
-        shape = len(weight_OI), weight_OI.shape[1]
         if not HAS_DOTS or shape[1] % NUMBERS:
             plain = Parts(weight_OI.contiguous())
             few = FewRows(multiply_numbers, plain, shape, bias_O, self._rooms)

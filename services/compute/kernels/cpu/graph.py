@@ -18,13 +18,13 @@ import numpy.typing as npt
 import torch
 
 from services.compute.kernels.cpu import attention, products, rows
-from services.compute.kernels.cpu.language import LIKE, compiled, pointer
-from services.compute.kernels.cpu.team import INT, in_team, meet, own_part, worker
+from services.compute.kernels.cpu.language import LIKE, compiled, ordered, pointer
+from services.compute.kernels.cpu.team import INT, in_team, meet, ordered_worker, own_part
 
 BFLOAT16, FLOAT, DOUBLE = LIKE[torch.bfloat16], LIKE[torch.float32], np.float64(0)
-KINDS = range(11)
-PRODUCT, PRODUCT_OF_CODES, ADD_BIAS, ADD_NORM, ADD_NORM_BY_FLOATS, GATED, *OTHERS = KINDS
-ADD_SCALED, SCALE_ROWS, ROTATE, STORE, ATTEND = OTHERS
+KINDS = range(12)
+PRODUCT, PRODUCT_OF_CODES, PRODUCT_OF_PAIRS, ADD_BIAS, ADD_NORM, *OTHERS = KINDS
+ADD_NORM_BY_FLOATS, GATED, ADD_SCALED, SCALE_ROWS, ROTATE, STORE, ATTEND = OTHERS
 FLOATS: dict[int, tuple[int, ...]] = {
     ADD_SCALED: (4,),
     SCALE_ROWS: (5,),
@@ -49,7 +49,7 @@ def replay(work_ptr, worker):
     in_team(pointer(work_ptr, TEAM, INT)[0], worker, work_ptr)
 
 
-@compiled
+@ordered
 def _part_of_rows(team_ptr, a, f):
     """A member's rows of a call, or numbers."""
     if a[0] == ADD_NORM or a[0] == ADD_NORM_BY_FLOATS:
@@ -82,7 +82,7 @@ def _part_of_rows(team_ptr, a, f):
         attention.rotate(x_ptr, a[2] + at, a[3] + at, *sizes, BFLOAT16)
 
 
-@worker
+@ordered_worker
 def replay_parts(work_ptr):
     work = pointer(work_ptr, 0, INT)
     for number in range(work[COUNT]):
@@ -94,6 +94,8 @@ def replay_parts(work_ptr):
             products.part_of_product(work[TEAM], a[1], a[2], a[3], a[4], a[5], BFLOAT16)
         elif a[0] == PRODUCT_OF_CODES:
             products.part_of_product_of_codes(work[TEAM], a[1], a[2], a[3], a[4], a[5], BFLOAT16)
+        elif a[0] == PRODUCT_OF_PAIRS:
+            products.part_of_product_of_pairs(work[TEAM], a[1], a[2], a[3], a[4], a[5], BFLOAT16)
         elif a[0] == ATTEND:
             attention.part_of_attend(work[TEAM], a[1], a[2], a[3], a[4], a[5], f[6], a[7])
         elif a[0] == STORE:
@@ -129,6 +131,7 @@ class NotedKernel:
 
 product = NotedKernel(PRODUCT, products.product)
 product_of_codes = NotedKernel(PRODUCT_OF_CODES, products.product_of_codes)
+product_of_pairs = NotedKernel(PRODUCT_OF_PAIRS, products.product_of_pairs)
 add_bias, add_norm = NotedKernel(ADD_BIAS, rows.add_bias), NotedKernel(ADD_NORM, rows.add_norm)
 add_norm_by_floats = NotedKernel(ADD_NORM_BY_FLOATS, rows.add_norm)
 gated, rotate = NotedKernel(GATED, rows.gated), NotedKernel(ROTATE, attention.rotate)

@@ -14,18 +14,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from services.compute.kernels.cpu.dots import (
+from services.compute.kernels.cpu.vectors import (
     ADDRESS,
     FLOAT,
-    HALF,
-    WORD,
     Builder,
     Value,
     add_to,
-    called,
     everywhere,
     fetch_line,
     load,
+    total_of,
+    wide_vector,
 )
 
 LANES = 8
@@ -38,7 +37,7 @@ of AVX2."""
 KEYS = 4
 VECTORS = 4
 
-FLOATS, WORDS, HALVES = (ir.VectorType(kind, LANES) for kind in (FLOAT, WORD, HALF))
+FLOATS = ir.VectorType(FLOAT, LANES)
 
 
 def _place(b: Builder, address: Value, size: int, first: Value, *more: Value) -> Value:
@@ -46,19 +45,6 @@ def _place(b: Builder, address: Value, size: int, first: Value, *more: Value) ->
     for term in more:
         first = b.add(first, term)
     return b.add(address, b.mul(first, ADDRESS(size)))
-
-
-def _wide(b: Builder, address: Value, size: int) -> Value:
-    """Numbers of so many bytes each, in float32."""
-    if size == 4:
-        return load(b, address, FLOATS)
-    words = b.zext(load(b, address, HALVES), WORDS)
-    return b.bitcast(b.shl(words, ir.Constant(WORDS, [16] * LANES)), FLOATS)
-
-
-def _total(b: Builder, numbers: Value) -> Value:
-    name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-    return called(b, name, FLOAT, FLOAT(-0.0), numbers, fastmath=("reassoc",))
 
 
 def _size(like: Any) -> int:
@@ -90,13 +76,13 @@ def _scores_of(num_keys: int) -> Callable[..., Any]:
                 with cgutils.for_range_slice(b, ADDRESS(0), width, ADDRESS(LANES)) as (i, _):
                     for key in range(num_keys):
                         at = _place(b, keys, size, b.mul(width, ADDRESS(key)), i)
-                        numbers = _wide(b, at, size)
+                        numbers = wide_vector(b, at, size, LANES)
                         for head in range(num_heads):
                             at = _place(b, queries, 4, b.mul(width, ADDRESS(head)), i)
                             add_to(b, sums[head, key], numbers, load(b, at, FLOATS))
                 for (head, key), sum_ in sums.items():
                     at = _place(b, out, 4, b.mul(stride, ADDRESS(head)), ADDRESS(key))
-                    b.store(_total(b, b.load(sum_)), b.inttoptr(at, FLOAT.as_pointer()))
+                    b.store(total_of(b, b.load(sum_)), b.inttoptr(at, FLOAT.as_pointer()))
 
             _by_number(b, many, of)
             return context.get_dummy_value()
@@ -126,7 +112,7 @@ def _mixes_of(num_vectors: int) -> Callable[..., Any]:
                 with cgutils.for_range(b, count) as loop:
                     place = b.mul(loop.index, width)
                     starts = [_place(b, values, size, place, ADDRESS(LANES * v)) for v in vectors]
-                    numbers = [_wide(b, start, size) for start in starts]
+                    numbers = [wide_vector(b, start, size, LANES) for start in starts]
                     for head in range(num_heads):
                         at = _place(b, weights, 4, b.mul(stride, ADDRESS(head)), loop.index)
                         weight = everywhere(b, at, FLOATS)

@@ -49,6 +49,8 @@ ARITHMETIC = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be in any order, as vectors need it. NaN stays what it is."""
 
 compiled = numba.njit(cache=KEPT, nogil=True, fastmath=ARITHMETIC, error_model="numpy")
+ordered = numba.njit(cache=KEPT, nogil=True, error_model="numpy")
+"""What has sums and has to have the same bits whatever it becomes a part of."""
 
 
 @intrinsic

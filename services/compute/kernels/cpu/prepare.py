@@ -10,7 +10,12 @@ import torch
 from services.compute.kernels.cpu import products
 from services.compute.kernels.cpu.attention import MIX, TEAM, WORK, attend, rotate, store
 from services.compute.kernels.cpu.graph import FLOAT, replay, replay_parts
-from services.compute.kernels.cpu.products import BFLOAT16, product, product_of_codes
+from services.compute.kernels.cpu.products import (
+    BFLOAT16,
+    product,
+    product_of_codes,
+    product_of_pairs,
+)
 from services.compute.kernels.cpu.rows import add_bias, add_norm, add_scaled, gated, scale_rows
 from services.compute.kernels.cpu.team import team_of
 
@@ -34,6 +39,7 @@ def prepare(like: Any) -> None:
         work[products.TEAM] = team.ctypes.data
         product(work.ctypes.data, at, at, 0, products.multiply_codes.address, like)
         product_of_codes(work.ctypes.data, at, at, 0, products.multiply_bytes.address, like)
+        product_of_pairs(work.ctypes.data, at, at, 0, products.multiply_pairs.address, like)
         add_bias(at, at, 0, 0, like)
         passes = np.array((at, 0, team.ctypes.data))
         replay(passes.ctypes.data, replay_parts.address)

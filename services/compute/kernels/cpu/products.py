@@ -8,23 +8,27 @@ import torch
 from services.compute.kernels.cpu.dots import (
     FETCHED,
     LANES,
-    LINE,
+    MOST_ROWS,
     PANEL,
     ROWS,
     dot_of_bytes,
     dots_of_bytes,
+    most_of_pairs,
     pair_of_numbers,
     panel_of_bytes,
     panel_of_halves,
     panel_of_numbers,
+    panel_of_pairs,
     panels_of_bytes,
     panels_of_halves,
+    panels_of_pairs,
 )
 from services.compute.kernels.cpu.language import LIKE, compiled, narrow, pointer, wide
 from services.compute.kernels.cpu.team import INT, call, in_team, meet, own_part, worker
+from services.compute.kernels.cpu.vectors import LINE
 
 FLOAT, CODE, BFLOAT16 = np.float32(0), np.int8(0), LIKE[torch.bfloat16]
-WORD, SMALLEST_STEP = np.int16(0), np.float32(1e-30)
+WORD, PAIR, SMALLEST_STEP = np.int16(0), np.int32(0), np.float32(1e-30)
 SIZE = np.uint16(0x7FFF)  # the bits of a bfloat16 without its sign
 LARGEST_BYTE = np.float32(127)
 
@@ -66,6 +70,14 @@ def product_of_codes(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
 
 
 @compiled
+def product_of_pairs(work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
+    """The same with rows in pairs."""
+    work = _begun(work_ptr, out_ptr, num_rows)
+    _to_pairs(work_ptr, x_ptr, 0, work[NUM_IN] // 2)
+    in_team(work[TEAM], multiply, work_ptr)
+
+
+@compiled
 def part_of_product(team_ptr, work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
     """A member's part of `product`, whatever team there is to do it otherwise."""
     work = _begun(work_ptr, out_ptr, num_rows)
@@ -92,6 +104,17 @@ def part_of_product_of_codes(team_ptr, work_ptr, x_ptr, out_ptr, num_rows, multi
 
 
 @compiled
+def part_of_product_of_pairs(team_ptr, work_ptr, x_ptr, out_ptr, num_rows, multiply, like):
+    """A member's part of `product_of_pairs`, whatever team there is otherwise."""
+    work = _begun(work_ptr, out_ptr, num_rows)
+    work[TEAM] = team_ptr
+    first, last = own_part(team_ptr, work[NUM_IN] // 2)
+    _to_pairs(work_ptr, x_ptr, first, last)
+    meet(team_ptr)
+    call(multiply, work_ptr)
+
+
+@compiled
 def _begun(work_ptr, out_ptr, num_rows):
     work = pointer(work_ptr, 0, INT)
     work[OUT], work[NUM_ROWS] = out_ptr, num_rows
@@ -103,6 +126,30 @@ def _to_floats(work_ptr, x_ptr, first, last, like):
     x, floats = pointer(x_ptr, 0, like), pointer(pointer(work_ptr, X, INT)[0], 0, FLOAT)
     for i in range(first, last):
         floats[i] = wide(x[i])
+
+
+@compiled
+def _rows_together(num_rows):
+    """How many of so many rows share what is read next of the weight."""
+    if num_rows >= MOST_ROWS:
+        return MOST_ROWS
+    return ROWS if num_rows >= ROWS else 1
+
+
+@compiled
+def _to_pairs(work_ptr, x_ptr, first, last):
+    """Rows as [R, I] in bfloat16 become [I / 2, R, 2] for each that are together; of these some of
+    I / 2, since threads that write in turns to the same lines wait for one another."""
+    work = pointer(work_ptr, 0, INT)
+    num_rows, num_pairs = work[NUM_ROWS], work[NUM_IN] // 2
+    row = 0
+    while row < num_rows:
+        count = _rows_together(num_rows - row)
+        x, pairs = pointer(x_ptr, row * num_pairs, PAIR), pointer(work[X], row * num_pairs, PAIR)
+        for i in range(first, last):
+            for number in range(count):
+                pairs[i * count + number] = x[number * num_pairs + i]
+        row += count
 
 
 @compiled
@@ -209,6 +256,32 @@ def multiply_vectors(work_ptr):
                 pair_of_numbers(weight, ahead, x, at, num_in, width)
             else:
                 panel_of_numbers(weight, ahead, x, at, num_in, width)
+        if is_edge:
+            _keep_edge(work_ptr, begin)
+
+
+@worker
+def multiply_pairs(work_ptr):
+    """Numbers in panels by rows in bfloat16."""
+    work = pointer(work_ptr, 0, INT)
+    num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
+    first, last = own_part(work[TEAM], -(-num_out // PANEL))
+    for begin in range(first * PANEL, last * PANEL, PANEL):
+        weight, is_edge = work[WEIGHT] + 2 * begin * num_in, begin + PANEL > num_out
+        out, width = work[OUT] + 2 * begin, num_out
+        if is_edge:
+            out, width = work[EDGE], PANEL
+        row = 0
+        while row < num_rows:
+            x, at = work[X] + 2 * row * num_in, out + 2 * row * width
+            count = _rows_together(num_rows - row)
+            if count == MOST_ROWS:
+                most_of_pairs(weight, x, at, num_in, width)
+            elif count == ROWS:
+                panels_of_pairs(weight, x, at, num_in, width)
+            else:
+                panel_of_pairs(weight, x, at, num_in, width)
+            row += count
         if is_edge:
             _keep_edge(work_ptr, begin)
 

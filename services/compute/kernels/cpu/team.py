@@ -32,6 +32,12 @@ worker: Callable[..., Any] = numba.cfunc(
 )
 """What every thread of a team is to call, with the address of what there is to do."""
 
+ordered_worker: Callable[..., Any] = numba.cfunc(
+    types.void(types.int64), cache=KEPT, error_model="numpy"
+)
+"""One that makes calls of others, which then compute what they compute by themselves: how sums may
+be made goes from who calls to who is called, too."""
+
 
 class OpenMP(NamedTuple):
     """Addresses of functions."""

@@ -7,11 +7,22 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
+from services.compute.kernels.cpu.graph import (
+    BFLOAT16,
+    add_norm,
+    noted,
+    packed,
+    replay,
+    replay_parts,
+)
+from services.compute.kernels.cpu.team import team_of
 from services.compute.layers import captured_pass, row_attention
 from services.compute.layers.captured_pass import CapturedPass, CapturedPasses
 from tests.unit.compute.cpu_runners import load_on_cpu
@@ -149,3 +160,23 @@ def test_in_float32_torch_multiplies_and_nothing_is_captured(
     server.ask(0, [3, 4, 5], SamplingParams(8, seed=0, ignore_eos=True))
     server.run()
     assert not passes
+
+
+@pytest.mark.parametrize("width", [100, 768])
+def test_a_replayed_norm_adds_up_as_a_norm_by_itself(width: int) -> None:
+    """Compiled into a pass its sum would be made in another order, and one row of some hundred
+    rounded to another number."""
+    torch.manual_seed(0)
+    team = team_of(1)
+    for _ in range(2000):
+        x, delta, weight, out = torch.randn(4, 1, width).bfloat16()
+        alone = x.clone()
+        tensors = alone, delta, weight, out
+        with noted() as calls:
+            add_norm(*map(Tensor.data_ptr, tensors), 1, width, 1.0, 1e-5, BFLOAT16, BFLOAT16)
+        of_itself = out.clone()
+        alone.copy_(x)
+        calls_NS = packed(calls)
+        work = np.array((calls_NS.ctypes.data, len(calls), team.ctypes.data))
+        replay(work.ctypes.data, replay_parts.address)
+        assert torch.equal(out, of_itself)

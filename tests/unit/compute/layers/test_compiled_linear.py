@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.cpu import dots
-from services.compute.kernels.cpu.dots import HAS_AMX, HAS_VNNI
+from services.compute.kernels.cpu.dots import HAS_AMX, HAS_PAIRS, HAS_VNNI
 from services.compute.layers import compiled_linear, cpu_linear
 from services.compute.layers.compiled_linear import (
     ByRows,
     CompiledLinears,
     FewRows,
     half_parts,
+    number_parts,
 )
 from services.compute.layers.cpu_linear import FEW_ROWS
 from services.compute.quantization.packed import Packed, Weight
@@ -58,6 +59,7 @@ def numbers(weight: Weight) -> Tensor:
 def test_few_rows_are_multiplied_exactly(
     kind: str, inputs: int, rows: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compiled_linear, "HAS_PAIRS", False)
     if rows > FEW_ROWS:  # kernels have as many on processors without bfloat16
         monkeypatch.setattr(cpu_linear, "has_bf16", lambda: False)
     torch.manual_seed(0)
@@ -96,6 +98,37 @@ def test_many_rows_are_multiplied_exactly_by_codes_of_8_bits(
     linear = CompiledLinears(BFLOAT16, keep_dense=True)(weight, bias)
     exact = x.double() @ numbers(weight).T + bias.double()
     torch.testing.assert_close(linear(x).double(), exact, rtol=0.01, atol=0.02)
+
+
+@pytest.mark.skipif(not HAS_PAIRS or HAS_AMX, reason="other processors have other products")
+@pytest.mark.parametrize("rows", [1, 5, 16, 23, 130])
+@pytest.mark.parametrize("inputs", [20, 160])
+def test_rows_of_bfloat16_are_multiplied_exactly_by_numbers(
+    inputs: int, rows: int, threads: int
+) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(50, inputs).bfloat16(), torch.randn(50).bfloat16()
+    x = torch.randn(2 * rows, inputs).bfloat16()[::2]
+    linear = CompiledLinears(BFLOAT16, keep_dense=True)(weight, bias)
+    assert isinstance(linear, FewRows)  # of any number: the weight is there once
+    exact = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(linear(x).double(), exact, rtol=0.01, atol=0.02)
+
+
+def test_without_products_of_pairs_their_kernel_is_valid_and_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No such processor calls it, but it is compiled as it is imported."""
+    monkeypatch.setattr(dots, "HAS_PAIRS", False)
+    panel = dots._panel_of_pairs(dots.ROWS)
+    run = numba.njit(lambda weight, x, out: panel(weight, x, out, 24, dots.PANEL))
+    torch.manual_seed(0)
+    weight, x = torch.randn(dots.PANEL, 24).bfloat16(), torch.randn(dots.ROWS, 24).bfloat16()
+    pairs = x.view(dots.ROWS, 12, 2).transpose(0, 1).contiguous()
+    out = torch.empty(dots.ROWS, dots.PANEL, dtype=BFLOAT16)
+    parts = number_parts(weight, lambda part: part.contiguous())
+    run(parts.weight.data_ptr(), pairs.data_ptr(), out.data_ptr())
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=0.01, atol=0.02)
 
 
 def test_without_an_instruction_that_adds_neighbours_kernels_are_valid_and_right(
@@ -156,6 +189,7 @@ def test_kernels_multiply_few_rows_or_all_where_torch_has_no_products_of_bfloat1
     has_bf16: bool, make: Callable[[], Weight], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_linear, "has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(compiled_linear, "HAS_PAIRS", False)
     linear = CompiledLinears(BFLOAT16, keep_dense=True)(make(), None)
     assert isinstance(linear, ByRows if has_bf16 else FewRows)
 
@@ -163,17 +197,24 @@ def test_kernels_multiply_few_rows_or_all_where_torch_has_no_products_of_bfloat1
 def test_numbers_are_kept_once_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(50, 32).bfloat16()
     monkeypatch.setattr(cpu_linear, "has_bf16", lambda: True)
+    monkeypatch.setattr(compiled_linear, "HAS_PAIRS", False)
     assert not isinstance(CompiledLinears(BFLOAT16, keep_dense=False)(weight, None), ByRows)
 
 
 @pytest.mark.parametrize("make", [lambda n: torch.randn(50, n).bfloat16(), codes, halves_of_32])
 @pytest.mark.parametrize("inputs", [128, 768])
+@pytest.mark.parametrize("has_pairs", sorted({HAS_PAIRS, False}))
 def test_a_row_has_the_same_bits_whatever_is_beside_it(
-    inputs: int, make: Callable[[int], Weight], threads: int, monkeypatch: pytest.MonkeyPatch
+    has_pairs: bool,
+    inputs: int,
+    make: Callable[[int], Weight],
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpu_linear, "has_bf16", lambda: False)
+    monkeypatch.setattr(compiled_linear, "HAS_PAIRS", has_pairs)
     torch.manual_seed(0)
-    few, x = CompiledLinears(BFLOAT16, True)(make(inputs), None), torch.randn(11, inputs).bfloat16()
+    few, x = CompiledLinears(BFLOAT16, True)(make(inputs), None), torch.randn(21, inputs).bfloat16()
     alone = torch.cat([few(row[None]) for row in x])
     for count in range(2, len(x) + 1):
         assert torch.equal(few(x[:count]), alone[:count])
