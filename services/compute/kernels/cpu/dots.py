@@ -151,7 +151,7 @@ def _panel_of_pairs(num_rows: int) -> Callable[..., Any]:
     @intrinsic
     def panel(typing_context, weight, x, out, num_in, num_out):
         """Of these rows of x [I / 2, R, 2] in bfloat16 and a panel's outputs, into out [R, O]. What
-        all rows need next of x is in one line: 16 rows apart take 1.2 to 1.6 times as long."""
+        all rows need next of x is in one line: 16 rows apart take 1.2 to 1.5 times as long."""
 
         def emit(context, b, signature, args):
             weight, x, out, num_in, num_out = args
@@ -226,20 +226,9 @@ def _panel_of_halves(num_rows: int) -> Callable[..., Any]:
 
     @intrinsic
     def panel(
-        typing_context,
-        weight,
-        ahead,
-        more,
-        scales,
-        lows,
-        x,
-        steps,
-        sums,
-        out,
-        num_in,
-        num_out,
+        typing_context, weight, ahead, more, scales, lows, x, steps, sums, out, num_in, num_out,
         shift,
-    ):
+    ):  # fmt: skip
         """Of each row of x [R, I] and a panel's outputs, into out [R, O]: the sum over each LANES
         inputs of their scale and the row's step times a dot product, less their low times the sum
         of x. 2 ** shift LANES have one scale and one low. A part of the codes at `ahead` is fetched

@@ -227,10 +227,21 @@ def multiply_numbers(work_ptr):
 
 
 @compiled
+def _room_for(work, begin):
+    """Where the results of a panel go, and how far apart those of rows are: beside, for one of
+    fewer outputs."""
+    if begin + PANEL > work[NUM_OUT]:
+        return work[EDGE], PANEL
+    return work[OUT] + 2 * begin, work[NUM_OUT]
+
+
+@compiled
 def _keep_edge(work_ptr, begin):
-    """What the last panel has of outputs that there are."""
+    """What a panel of fewer outputs has of those that there are."""
     work = pointer(work_ptr, 0, INT)
     num_out = work[NUM_OUT]
+    if begin + PANEL <= num_out:
+        return
     edge, out = pointer(work[EDGE], 0, BFLOAT16), pointer(work[OUT], 0, BFLOAT16)
     for row in range(work[NUM_ROWS]):
         for o in range(begin, num_out):
@@ -244,10 +255,8 @@ def multiply_vectors(work_ptr):
     num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
     first, last = own_part(work[TEAM], -(-num_out // PANEL))
     for begin in range(first * PANEL, last * PANEL, PANEL):
-        weight, is_edge = work[WEIGHT] + 2 * begin * num_in, begin + PANEL > num_out
-        out, width = work[OUT] + 2 * begin, num_out
-        if is_edge:
-            out, width = work[EDGE], PANEL
+        weight = work[WEIGHT] + 2 * begin * num_in
+        out, width = _room_for(work, begin)
         for row in range(0, num_rows, 2):
             x, at = work[X] + 4 * row * num_in, out + 2 * row * width
             # the next panel comes while the last rows are multiplied by what the cache has
@@ -256,8 +265,7 @@ def multiply_vectors(work_ptr):
                 pair_of_numbers(weight, ahead, x, at, num_in, width)
             else:
                 panel_of_numbers(weight, ahead, x, at, num_in, width)
-        if is_edge:
-            _keep_edge(work_ptr, begin)
+        _keep_edge(work_ptr, begin)
 
 
 @worker
@@ -267,10 +275,8 @@ def multiply_pairs(work_ptr):
     num_rows, num_in, num_out = work[NUM_ROWS], work[NUM_IN], work[NUM_OUT]
     first, last = own_part(work[TEAM], -(-num_out // PANEL))
     for begin in range(first * PANEL, last * PANEL, PANEL):
-        weight, is_edge = work[WEIGHT] + 2 * begin * num_in, begin + PANEL > num_out
-        out, width = work[OUT] + 2 * begin, num_out
-        if is_edge:
-            out, width = work[EDGE], PANEL
+        weight = work[WEIGHT] + 2 * begin * num_in
+        out, width = _room_for(work, begin)
         row = 0
         while row < num_rows:
             x, at = work[X] + 2 * row * num_in, out + 2 * row * width
@@ -282,8 +288,7 @@ def multiply_pairs(work_ptr):
             else:
                 panel_of_pairs(weight, x, at, num_in, width)
             row += count
-        if is_edge:
-            _keep_edge(work_ptr, begin)
+        _keep_edge(work_ptr, begin)
 
 
 @worker
@@ -331,10 +336,8 @@ def _multiply_panels(work_ptr, bits):
         parts = 0
     first, last = own_part(work[TEAM], -(-num_out // PANEL))
     for panel in range(first, last):
-        begin, is_edge = panel * PANEL, (panel + 1) * PANEL > num_out
-        out, width = work[OUT] + 2 * begin, num_out
-        if is_edge:
-            out, width = work[EDGE], PANEL
+        begin = panel * PANEL
+        out, width = _room_for(work, begin)
         weight, at = work[WEIGHT] + panel * size, 4 * begin * num_scales
         scales, lows = work[SCALES] + at, work[LOWS] + at
         row, part = 0, 0
@@ -352,8 +355,7 @@ def _multiply_panels(work_ptr, bits):
             else:
                 panels_of_bytes(weight, ahead, more, scales, *of_rows)
             row, part = row + (1 if is_one else ROWS), part + 1
-        if is_edge:
-            _keep_edge(work_ptr, begin)
+        _keep_edge(work_ptr, begin)
 
 
 @worker

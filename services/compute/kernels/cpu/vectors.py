@@ -77,8 +77,11 @@ def wide_vector(b: Builder, address: Value, size: int, lanes: int) -> Value:
 
 
 def total_of(b: Builder, numbers: Value) -> Value:
-    name = f"llvm.vector.reduce.fadd.v{numbers.type.count}f32"
-    return called(b, name, FLOAT, FLOAT(-0.0), numbers, fastmath=("reassoc",))
+    """The sum of all lanes: of one half and the other, of the halves of that, and so on."""
+    while (count := numbers.type.count) > 1:
+        halves = [shuffled(b, numbers, numbers, range(n, n + count // 2)) for n in (0, count // 2)]
+        numbers = b.fadd(*halves)
+    return b.extract_element(numbers, WORD(0))
 
 
 def variables(b: Builder, kind: Any, count: int) -> list[Value]:
